@@ -1,0 +1,1 @@
+"""The command line: composes scheduler, engine, runtime, server and ignition."""

@@ -1,0 +1,1 @@
+"""The step loop and its ports; no torch, no thread, no clock of its own."""

@@ -1,0 +1,102 @@
+"""The manifest of a prepared package: what it holds, for which model, machine and format.
+
+The manifest is data; opening and checking a package is ignition's work, and reading the tokenizer
+and template out of it is the runtime's. Neither needs the other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+FORMAT_VERSION: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+
+
+class BufferEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One named static buffer of a program."""
+
+    name: str
+    role: str
+    """input, output, state or weight."""
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One prepared program."""
+
+    name: str
+    kind: str
+    """A value of helios.scheduler.catalog.KIND_NAMES."""
+    batch_capacity: int
+    token_capacity: int
+    purpose: str
+    """One line for people: what the program is for."""
+    buffers: tuple[BufferEntry, ...]
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model was prepared."""
+
+    name: str
+    """The name that the API serves it under."""
+    source: str
+    """File name or directory name it was read from (never a full path)."""
+    sha256: str
+    """Hash of the source weights."""
+    geometry: dict[str, int | float | str | bool | None | list[tuple[str, float]]]
+    """Fields of ignition.geometry.ModelGeometry."""
+
+
+class PoolEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Serving capacities."""
+
+    row_count: int
+    page_count: int
+    page_size_tokens: int
+    context_length_tokens: int
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Text side of the model."""
+
+    file: str
+    """tokenizer.json of the `tokenizers` library, inside the package."""
+    vocabulary_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    add_bos: bool
+    chat_template: str | None
+    """File name of the jinja2 chat template inside the package."""
+
+
+class MachineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine-bound package was compiled for."""
+
+    architecture: str
+    cpu_features: tuple[str, ...]
+    """Sorted instruction-set features that the programs use."""
+    threads: int
+    compiler: str | None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `flare run` must know before it opens the weights."""
+
+    format_version: int
+    flare_version: str
+    model: ModelEntry
+    pool: PoolEntry
+    backend: str
+    """native, eager or cuda."""
+    precision: str
+    """int8 or fp32."""
+    graphs: tuple[GraphEntry, ...]
+    tokenizer: TokenizerEntry
+    machine: MachineEntry
+    files: dict[str, str]
+    """File name inside the package -> sha256."""
+    costs_ns: dict[str, int] = {}
+    """Graph name -> replay duration measured at prepare time; seeds stale estimates, never fresh."""

@@ -1,0 +1,148 @@
+"""Messages between the HTTP process and the engine process (msgspec, tagged unions).
+
+Every request is named by the string id that the HTTP side chose; scheduler handles never leave the
+engine process.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+
+
+class SamplingMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Wire form of SamplingParams; field meanings are given there."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = -1
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A new request."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_output_tokens: int
+    sampling: SamplingMessage
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    scored: bool = False
+    weight: float = 1.0
+    tenant: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """The client is gone or withdrew the request."""
+
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
+    """Accept nothing more; exit when everything running has finished."""
+
+
+class StatsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stats_request"):
+    """Ask for a Stats event now."""
+
+
+EngineCommand = Submit | Cancel | Drain | StatsRequest
+
+
+class LogprobEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Log-probabilities of one token and its alternatives."""
+
+    token_id: int
+    logprob: float | None
+    """None for the first prompt token, which nothing predicts."""
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """Newly visible output of one request."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    """Tokens committed since the last Delta of this request, visible or still held back."""
+    logprobs: tuple[LogprobEntry, ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
+    """Scores of the whole prompt, sent once before the first Delta."""
+
+    request_id: str
+    entries: tuple[LogprobEntry, ...]
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """The request ended and its resources are back (or will be at its last fence)."""
+
+    request_id: str
+    reason: str
+    """stop, length, cancelled or error."""
+    prompt_tokens: int
+    output_tokens: int
+    stop_matched: str | int | None = None
+    """The stop string or stop token that ended it."""
+    error: str | None = None
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
+    """The request was never accepted."""
+
+    request_id: str
+    code: str
+    """invalid_request, queue_full or draining."""
+    message: str
+    param: str | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine process is up."""
+
+    protocol_version: int
+    model: str
+    context_length_tokens: int
+    row_count: int
+    page_count: int
+    page_size_tokens: int
+    vocabulary_size: int
+    graphs: tuple[str, ...]
+    backend: str
+    precision: str
+
+
+class HistogramState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Cumulative counts of one histogram; bounds are in seconds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    """One more than bounds; the last one is the overflow."""
+    total: float
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """A snapshot of the engine's gauges and counters for /metrics; names are metric names."""
+
+    gauges: dict[str, float]
+    counters: dict[str, float]
+    labelled_counters: dict[str, dict[str, float]]
+    """Metric name -> rendered label pairs such as `class="ordinary"` -> value."""
+    histograms: dict[str, HistogramState]
+
+
+EngineEvent = Delta | PromptLogprobs | Finished | Rejected | Ready | Stats

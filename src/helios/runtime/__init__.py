@@ -1,0 +1,1 @@
+"""The real world: clock, executor thread, tokenizer, process link, metrics, trace file."""

@@ -1,0 +1,61 @@
+"""ScheduledPlan and ScheduledStep: one immutable decision and its lanes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from helios.scheduler.catalog import GraphDescriptor
+from helios.scheduler.records import RequestHandle
+
+
+class SelectionReason(enum.Enum):
+    """Why a plan was selected."""
+
+    ORDINARY = "ordinary"
+    """The best measured value rate."""
+    DISCOVERY = "discovery"
+    """The graph's duration is indeterminate; optimistic work score."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """One lane of a plan: which request, on which row, doing what."""
+
+    handle: RequestHandle
+    row: int
+    """Physical request row, 0 to row_count - 1."""
+    position: int
+    """Tokens of this request that are in the cache when the frame starts (projected if queued)."""
+    prompt_tokens: int
+    """Prompt tokens this lane consumes (zero for other kinds)."""
+    output_ceiling: int
+    """Most output tokens this lane can commit: 1 for decode and for a finishing prefill, else 0."""
+    pages: tuple[int, ...]
+    """All pages of the request, in order of token position."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledPlan:
+    """A frozen decision: physical shape, cohort, logical work, epoch, cost and score."""
+
+    graph_index: int
+    graph: GraphDescriptor
+    steps: tuple[ScheduledStep, ...]
+    estimated_duration_ns: int
+    """Zero when the graph's duration is indeterminate."""
+    reason: SelectionReason
+    needs_empty_queue: bool
+    """This plan may only be submitted while no frame is in flight."""
+    epoch: int
+    """The scheduler's state version; commit refuses a plan of a version that conflicts."""
+    value_rate: float
+    log_scale: float
+
+    def selection_value_rate(self) -> float:
+        """Return the scaled selection score (value per ms times exp of the log scale)."""
+        return self.value_rate
+
+    def selection_log_scale(self) -> float:
+        """Return the logarithm of the positive factor that scales every score of the decision."""
+        return self.log_scale

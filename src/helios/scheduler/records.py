@@ -1,0 +1,106 @@
+"""What enters and leaves the scheduler: requests, handles, completions, timings, generated tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import NamedTuple
+
+from helios.scheduler.errors import InvalidRequestError
+from helios.scheduler.units import Fence
+
+
+class RequestHandle(NamedTuple):
+    """A request as the scheduler knows it; a passed generation is refused everywhere."""
+
+    slot: int
+    """Index in the handle table (waiting and resident requests), not the physical row."""
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """What a request asks of the scheduler; token values stay outside the core.
+
+    Raises InvalidRequestError, naming the field.
+    """
+
+    prompt_tokens: int
+    """Prompt length, at least 1."""
+    max_output_tokens: int
+    """Output limit. Zero is legal only with `scored`: score the prompt and stop."""
+    scored: bool = False
+    """Prompt log-probabilities are wanted: only scored prefill graphs may consume the prompt."""
+    needs_feedback: bool = False
+    """Host stops or grammar: each of its steps depends on the completion of the one before."""
+    weight: float = 1.0
+    """Scales both fairness coefficients of this request; positive."""
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1:
+            raise InvalidRequestError(f"prompt_tokens must be at least 1, not {self.prompt_tokens}")
+        least = 0 if self.scored else 1
+        if self.max_output_tokens < least:
+            raise InvalidRequestError(
+                f"max_output_tokens must be at least {least}, not {self.max_output_tokens}"
+            )
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise InvalidRequestError(f"weight must be positive and finite, not {self.weight!r}")
+
+
+class Phase(enum.IntEnum):
+    """Where a request stands; only lifecycle.py's table moves it."""
+
+    WAITING = 0
+    """Admitted, no row yet."""
+    INITIALIZING = 1
+    """Owns a row and pages; its row is not initialised yet."""
+    PREFILL = 2
+    """Prompt tokens are left to consume."""
+    DECODE = 3
+    """Produces output tokens."""
+    TERMINAL = 4
+    """Finished; waits for its terminal retirement."""
+    DRAINING = 5
+    """Cancelled; its resources stay owned through its last submitted fence."""
+    RELEASED = 6
+    """Everything it owned is back."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompletionRecord:
+    """What one lane of a completed frame did, in the lane order of the plan."""
+
+    handle: RequestHandle
+    prompt_tokens: int = 0
+    """Prompt tokens consumed; must equal the lane's scheduled prompt extent."""
+    tokens: tuple[int, ...] = ()
+    """Output tokens produced, at most the lane's output ceiling."""
+    terminated: bool = False
+    """The device saw an end token: no further token follows."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionTiming:
+    """When and how long a frame ran. Missing or zero device intervals are legal and teach nothing."""
+
+    device_ns: tuple[int, ...]
+    """Replay interval of each rank; zero or absent where a rank has none."""
+    wall_ns: int
+    """Host wall interval from dispatch through observed completion."""
+    readiness_ns: int = 0
+    """Exposed embedding-delivery delay, subtracted from the cost sample only."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    """One output token that a completion committed."""
+
+    handle: RequestHandle
+    token: int
+    output_index: int
+    """Position in the request's output, from zero."""
+    fence: Fence
+    is_last: bool
+    """The request terminated with this token (device end token or output limit)."""

@@ -1,0 +1,1 @@
+"""Ignition: loads a model, plans and prepares fixed-shape programs, writes and opens packages."""

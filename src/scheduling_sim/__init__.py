@@ -1,0 +1,1 @@
+"""Simulation of the production scheduler and engine loop on a virtual clock."""
