@@ -11,7 +11,7 @@ import math
 
 from helios.scheduler.errors import InvalidPolicyError
 
-_POSITIVE = frozenset({"adaptation_ms", "estimate_ttl_ns"})
+_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,6 @@ class PolicyConfig:
                 )
             if field.name in _POSITIVE and value <= 0:
                 raise InvalidPolicyError(f"policy.{field.name} must be positive, not {value!r}")
-        if self.arrival_shares <= 0:
-            raise InvalidPolicyError("policy.arrival_shares must be positive")
 
     @classmethod
     def balanced(cls) -> PolicyConfig:

@@ -1,0 +1,60 @@
+# `make serve` and `make test` set up everything they need, in .venv beside this file.
+# TORCH is installed first, so that no resolver picks another build; see README.md, "What is downloaded".
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export HF_HUB_OFFLINE := 1
+
+.PHONY: serve test test-fast test-slow check format bench clean help
+
+help:  ## Say what there is.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+serve: .venv/run.stamp  ## Serve the default model on http://127.0.0.1:8000 (ARGS="--port 9000 ..." are passed on).
+	$(BIN)/flare run $(ARGS)
+
+test: test-fast test-slow  ## Set up and run every test.
+
+test-fast: .venv/dev.stamp  ## The tests that take under two minutes in all.
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: .venv/dev.stamp  ## The long ones: real weights against transformers, fuzzing, long simulations.
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+check: .venv/dev.stamp  ## Format, lint, types, import layers, house rules.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/tidy.py
+
+format: .venv/dev.stamp  ## Rewrite what can be rewritten.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/dev.stamp  ## Decision cost, one step of every shape, and serving; prints tables, appends to benchmarks/results.
+	$(BIN)/python benchmarks/plan_latency.py
+	$(BIN)/python benchmarks/native_step.py
+	$(BIN)/python benchmarks/serving.py
+
+clean:  ## Remove the virtual environment and caches of the tools.
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; say PYTHON=/path/to/python3.11 make ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: pyproject.toml | .venv/bin/python
+	@echo "Setting up .venv (about 1.2 GB on disk with the CPU build of PyTorch; once) ..."
+	$(PIP) '$(TORCH)'
+	$(PIP) --editable .
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml | .venv/bin/python
+	@echo "Setting up .venv with the development tools (about 1.5 GB on disk; once) ..."
+	$(PIP) '$(TORCH)'
+	$(PIP) --editable '.[dev]'
+	@touch $@ .venv/run.stamp
