@@ -21,7 +21,7 @@ F32 = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServingState:
-    """All persistent buffers (S rows, V vocabulary, L layers, T = page_count * page_size tokens)."""
+    """All persistent buffers (S rows, V vocabulary, L layers, T pool tokens)."""
 
     model: ModelGeometry
     pool: PoolGeometry
@@ -30,7 +30,7 @@ class ServingState:
     values: npt.NDArray[np.float16] | F32
     """[L, T, kv_heads * head_size]."""
     page_table: I32
-    """[S, pages_per_row]; entry p of row r is the pool page of its tokens p*page_size..; -1 unused."""
+    """[S, pages_per_row]; entry p of row r is the pool page of its p-th page; -1 unused."""
     pending_token: I32
     """[S] the token that the next decode step feeds."""
     cached_tokens: I32

@@ -46,7 +46,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """File name or directory name it was read from (never a full path)."""
     sha256: str
     """Hash of the source weights."""
-    geometry: dict[str, int | float | str | bool | None | list[tuple[str, float]]]
+    geometry: dict[str, int | float | str | bool | list[tuple[str, float]] | None]
     """Fields of ignition.geometry.ModelGeometry."""
 
 
@@ -99,4 +99,4 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
     """File name inside the package -> sha256."""
     costs_ns: dict[str, int] = {}
-    """Graph name -> replay duration measured at prepare time; seeds stale estimates, never fresh."""
+    """Graph name -> replay duration measured at prepare time; it seeds stale estimates only."""

@@ -26,7 +26,7 @@ MAX_LOGIT_BIAS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a row samples; installed by the INITIALIZE program (docs/design/programs.md section 3)."""
+    """How a row samples; INITIALIZE programs install it (docs/design/programs.md section 3)."""
 
     temperature: float = 1.0
     """Zero is greedy (lowest token id on a tie)."""
@@ -43,7 +43,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that terminate the request; the terminating token itself is produced."""
     top_logprobs: int = -1
-    """-1: no log-probabilities; 0: of the chosen token only; up to MAX_TOP_LOGPROBS alternatives."""
+    """-1: no log-probabilities; 0: of the chosen token only; else that many alternatives too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

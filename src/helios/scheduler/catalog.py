@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Iterable
 
 from helios.scheduler.errors import InvalidCatalogError
@@ -117,7 +118,7 @@ class Catalog:
                 key=lambda graph: graph.key,
             )
         )
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in itertools.pairwise(ordered):
             if left.key == right.key:
                 raise InvalidCatalogError(f"{left.name} is in the catalog twice")
         required = (GraphKind.INITIALIZE, GraphKind.PREFILL, GraphKind.DECODE, GraphKind.TERMINAL)

@@ -1,4 +1,4 @@
-"""PolicyConfig: the preferences of the scheduler, frozen and validated; and the resources it manages.
+"""PolicyConfig, the preferences of the scheduler, and ResourceConfig, what it hands out.
 
 Defaults are those of the design's table of policy preferences. They are preferences, not timing
 measurements and not latency guarantees.
@@ -38,7 +38,7 @@ class PolicyConfig:
     estimate_ttl_ns: int = 30_000_000_000
     """How long a duration estimate stays fresh without a valid observation."""
     arrival_shares: float = 1.0
-    """A newcomer's normalised token price, in shares of 1/N of the machine (decisions, section 1)."""
+    """A newcomer's normalised token price, in shares of 1/N of the machine."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

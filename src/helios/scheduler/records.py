@@ -1,4 +1,4 @@
-"""What enters and leaves the scheduler: requests, handles, completions, timings, generated tokens."""
+"""What enters and leaves the scheduler: requests, handles, completions, timings, tokens."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CompletionRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTiming:
-    """When and how long a frame ran. Missing or zero device intervals are legal and teach nothing."""
+    """When and how long a frame ran; a missing or zero device interval teaches nothing."""
 
     device_ns: tuple[int, ...]
     """Replay interval of each rank; zero or absent where a rank has none."""

@@ -1,4 +1,4 @@
-"""Units of the core: integers for nanoseconds, floats only for value; the one ms<->ns conversion."""
+"""Units of the core: integers for nanoseconds, floats only for value."""
 
 from __future__ import annotations
 
