@@ -18,7 +18,12 @@ from helios.scheduler.errors import (
     TimeError,
     UnknownHandleError,
 )
-from helios.scheduler.plan import ScheduledPlan, ScheduledStep, SelectionReason
+from helios.scheduler.plan import (
+    CandidateScore,
+    ScheduledPlan,
+    ScheduledStep,
+    SelectionReason,
+)
 from helios.scheduler.records import (
     CompletionRecord,
     ExecutionTiming,
@@ -27,12 +32,20 @@ from helios.scheduler.records import (
     RequestHandle,
     RequestSpec,
 )
+from helios.scheduler.scheduler import ExecutionCount, Scheduler, Usage
+from helios.scheduler.trace import PlanTrace, TraceLane, format_trace, parse_trace
 from helios.scheduler.units import Fence
 
+if not __debug__:
+    # The core states what it believes as assertions; without them it would go on from a bad state.
+    raise RuntimeError("helios.scheduler does not run under python -O")
+
 __all__ = [
+    "CandidateScore",
     "Catalog",
     "CompletionError",
     "CompletionRecord",
+    "ExecutionCount",
     "ExecutionTiming",
     "Fence",
     "FenceError",
@@ -44,6 +57,7 @@ __all__ = [
     "InvalidRequestError",
     "Phase",
     "PhaseError",
+    "PlanTrace",
     "PolicyConfig",
     "QueueFullError",
     "RequestHandle",
@@ -51,9 +65,14 @@ __all__ = [
     "ResourceConfig",
     "ScheduledPlan",
     "ScheduledStep",
+    "Scheduler",
     "SchedulerError",
     "SelectionReason",
     "StalePlanError",
     "TimeError",
+    "TraceLane",
     "UnknownHandleError",
+    "Usage",
+    "format_trace",
+    "parse_trace",
 ]

@@ -18,6 +18,45 @@ class SelectionReason(enum.Enum):
     """The graph's duration is indeterminate; optimistic work score."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateScore:
+    """One candidate of a decision with every term of its score, in the decision's common scale.
+
+    A determinate candidate has `value_rate = (service_value + delivery_value + age_credit +
+    terminal_value) / (duration_ms + following_ms) - waiting_cost`; an indeterminate one has the sum
+    of the four values, its optimistic work score.
+    """
+
+    graph: str
+    graph_index: int
+    handles: tuple[RequestHandle, ...]
+    reason: SelectionReason
+    needs_empty_queue: bool
+    value_rate: float
+    log_scale: float
+    """Logarithm of the factor that all values of the decision were multiplied with."""
+    service_value: float
+    """Priced prompt and output tokens."""
+    delivery_value: float
+    """Priced deliveries."""
+    age_credit: float
+    """Saved waiting of the served decoders and terminal rows."""
+    terminal_value: float
+    """Terminal retirements at their own value."""
+    waiting_cost: float
+    """Value per ms that the duration costs every waiting stream; zero while indeterminate."""
+    duration_ms: float
+    """Estimated duration T of the submitted graph; zero while indeterminate."""
+    following: str | None
+    """The inference graph that this prerequisite was priced together with."""
+    following_ms: float
+    """Estimated duration F of the following graph."""
+    cost_age_ns: int | None
+    """Time since the last valid observation of the submitted graph; None without one."""
+    padding: int
+    """Physical rows or prompt positions without work, both stages together."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """One lane of a plan: which request, on which row, doing what."""
@@ -51,6 +90,8 @@ class ScheduledPlan:
     """The scheduler's state version; commit refuses a plan of a version that conflicts."""
     value_rate: float
     log_scale: float
+    terms: CandidateScore | None = None
+    """Every term of the score; the scheduler always fills it in."""
 
     def selection_value_rate(self) -> float:
         """Return the scaled selection score (value per ms times exp of the log scale)."""

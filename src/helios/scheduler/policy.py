@@ -1,0 +1,106 @@
+"""The choice: every feasible candidate, one total order, and every term of a score for people.
+
+Indeterminate beats determinate; then value per time; then shorter known time, more served requests,
+less recently used requests, smaller physical padding, and last the catalog's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from helios.scheduler.candidates import Candidate, single_candidates, waiting_price
+from helios.scheduler.catalog import GraphKind
+from helios.scheduler.cost import CostTable
+from helios.scheduler.lookahead import pair_candidates
+from helios.scheduler.plan import CandidateScore, SelectionReason
+from helios.scheduler.utility import Units, View, units_of
+
+RankKey = tuple[tuple[bool, float, float, int], tuple[int, ...], int, int, int, tuple[int, ...]]
+
+
+class Decision:
+    """All candidates of one view, comparable in one scale; the best one is `winner`."""
+
+    __slots__ = ("candidates", "units", "view", "waiting", "winner")
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        reference_ms = max(view.delivery_prices, default=0.0)
+        self.units: Units = units_of(view, reference_ms)
+        self.waiting = waiting_price(view, self.units)
+        self.candidates = single_candidates(view, self.units, self.waiting)
+        self.candidates += pair_candidates(view, self.units, self.waiting)
+        self.winner: Candidate | None = best_of(self.candidates)
+
+    def ranked(self) -> list[Candidate]:
+        """Return the candidates, best first."""
+        return sorted(self.candidates, key=rank_key)
+
+
+def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the first candidate by rank; the slower half of the rank is computed for ties only."""
+    best: list[Candidate] = []
+    for candidate in candidates:
+        if not best or candidate[:4] < best[0][:4]:
+            best = [candidate]
+        elif candidate[:4] == best[0][:4]:
+            best.append(candidate)
+    return min(best, key=rank_key, default=None)
+
+
+def rank_key(candidate: Candidate) -> RankKey:
+    """Return the place of a candidate in the policy's total order (smaller is better)."""
+    following = candidate.following_index
+    return (
+        candidate[:4],
+        tuple(sorted(lane.last_used for lane in candidate.cohort)),
+        candidate.padding,
+        candidate.graph_index,
+        -1 if following is None else following,
+        tuple(lane.arrival for lane in candidate.cohort),
+    )
+
+
+def needs_empty_queue(view: View, costs: CostTable, now_ns: int, candidate: Candidate) -> bool:
+    """Tell whether the candidate depends on the completion of everything submitted before it."""
+    index = candidate.graph_index
+    return (
+        view.shapes.catalog.graphs[index].kind is not GraphKind.DECODE
+        or not costs.is_fresh(index, now_ns)
+        or any(lane.request.spec.needs_feedback for lane in candidate.cohort)
+    )
+
+
+def score_of(
+    decision: Decision, costs: CostTable, now_ns: int, candidate: Candidate
+) -> CandidateScore:
+    """Return every term of a candidate's score."""
+    view, units = decision.view, decision.units
+    graphs = view.shapes.catalog.graphs
+    cohort = candidate.cohort
+    retires = graphs[candidate.graph_index].kind is GraphKind.TERMINAL
+    service = sum(lane.service for lane in cohort)
+    if candidate.following_lane is not None:
+        service += candidate.following_lane.service
+    age = sum(lane.age for lane in cohort)
+    whole_ms = candidate.duration_ms + candidate.following_ms
+    following = candidate.following_index
+    return CandidateScore(
+        graph=graphs[candidate.graph_index].name,
+        graph_index=candidate.graph_index,
+        handles=tuple(lane.request.handle for lane in cohort),
+        reason=SelectionReason.ORDINARY if candidate.determinate else SelectionReason.DISCOVERY,
+        needs_empty_queue=needs_empty_queue(view, costs, now_ns, candidate),
+        value_rate=-candidate.negative_rate,
+        log_scale=units.log_scale,
+        service_value=service,
+        delivery_value=sum(lane.delivery for lane in cohort),
+        age_credit=age + candidate.served * candidate.age_slope * candidate.duration_ms,
+        terminal_value=candidate.served * units.terminal if retires else 0.0,
+        waiting_cost=0.5 * whole_ms * decision.waiting if candidate.determinate else 0.0,
+        duration_ms=candidate.duration_ms,
+        following=None if following is None else graphs[following].name,
+        following_ms=candidate.following_ms,
+        cost_age_ns=costs.age_ns(candidate.graph_index, now_ns),
+        padding=candidate.padding,
+    )

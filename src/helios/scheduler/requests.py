@@ -1,0 +1,146 @@
+"""Request state and the handle table with generations.
+
+A Request object belongs to one (slot, generation) for its whole life, so holding the object can
+never charge or touch a later request in the same slot.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from helios.scheduler.errors import UnknownHandleError
+from helios.scheduler.lifecycle import Event, next_phase
+from helios.scheduler.records import Phase, RequestHandle, RequestSpec
+
+NO_PAGES: tuple[int, ...] = ()
+
+
+class Request:
+    """Everything the scheduler knows about one request; progress counters are committed ones."""
+
+    __slots__ = (
+        "arrival",
+        "arrival_shares",
+        "delivery_price",
+        "end_token_seen",
+        "epoch",
+        "handle",
+        "last_used",
+        "max_output",
+        "output_count",
+        "pages",
+        "phase",
+        "prompt_done",
+        "prompt_tokens",
+        "queued",
+        "row",
+        "spec",
+        "terminal_since_ns",
+        "token_price",
+        "visible_ns",
+        "weight",
+    )
+
+    def __init__(self, handle: RequestHandle, spec: RequestSpec, arrival: int, epoch: int) -> None:
+        self.handle = handle
+        self.spec = spec
+        self.weight = spec.weight
+        self.prompt_tokens = spec.prompt_tokens
+        self.max_output = spec.max_output_tokens
+        self.arrival = arrival
+        """Admission order; the last word of every tie, because slots are labels only."""
+        self.epoch = epoch
+        """State version at which ownership or progress last changed."""
+        self.phase = Phase.WAITING
+        self.row = 0
+        self.pages = NO_PAGES
+        self.prompt_done = 0
+        self.output_count = 0
+        self.end_token_seen = False
+        self.queued = 0
+        """Submitted frames that hold this request."""
+        self.last_used = -1
+        """Commit number of the last frame that held it."""
+        self.arrival_shares = 0.0
+        """Normalised price at arrival, until a reference rate makes it physical."""
+        self.token_price: float | None = None
+        self.delivery_price: float | None = None
+        """Absent until the first publication."""
+        self.visible_ns = 0
+        """Time of the last visible output, or of entering decode."""
+        self.terminal_since_ns = 0
+
+    def move(self, event: Event, epoch: int) -> None:
+        """Apply one lifecycle event. Raises PhaseError and changes nothing when it is illegal."""
+        self.phase = next_phase(self.phase, event)
+        self.epoch = epoch
+
+    @property
+    def remaining_prompt(self) -> int:
+        """Prompt tokens not yet consumed."""
+        return self.prompt_tokens - self.prompt_done
+
+    def position_after(self, queued: int) -> int:
+        """Return the tokens in the cache once `queued` submitted decode lanes have run.
+
+        The last output token is pending: produced, but not yet fed to the model.
+        """
+        if self.output_count == 0:
+            return self.prompt_done
+        return self.prompt_tokens + self.output_count - 1 + queued
+
+
+class RequestTable:
+    """Handles, the waiting line in arrival order, and the resident requests in seating order."""
+
+    __slots__ = ("_free_slots", "_requests", "admitted", "resident", "waiting")
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self._free_slots: list[int] = []
+        self.admitted = 0
+        self.waiting: deque[Request] = deque()
+        self.resident: list[Request] = []
+
+    def add(self, spec: RequestSpec, epoch: int) -> Request:
+        """Issue a handle (lowest free slot, next generation) at the end of the waiting line."""
+        if self._free_slots:
+            slot = heapq.heappop(self._free_slots)
+            handle = RequestHandle(slot, self._requests[slot].handle.generation + 1)
+        else:
+            slot = len(self._requests)
+            handle = RequestHandle(slot, 0)
+        request = Request(handle, spec, self.admitted, epoch)
+        if slot == len(self._requests):
+            self._requests.append(request)
+        else:
+            self._requests[slot] = request
+        self.admitted += 1
+        self.waiting.append(request)
+        return request
+
+    def find(self, handle: RequestHandle) -> Request:
+        """Return the request of an issued handle, released or not.
+
+        Raises UnknownHandleError when it was never issued or its slot was issued again.
+        """
+        slot, generation = handle
+        if not 0 <= slot < len(self._requests):
+            raise UnknownHandleError(f"no request was ever issued {handle}")
+        request = self._requests[slot]
+        if request.handle.generation != generation:
+            raise UnknownHandleError(f"{handle}: the slot is at {request.handle}")
+        return request
+
+    def live(self, handle: RequestHandle) -> Request:
+        """Return the request of a handle that still owns or waits for something."""
+        request = self.find(handle)
+        if request.phase is Phase.RELEASED:
+            raise UnknownHandleError(f"{handle} was released")
+        return request
+
+    def free_slot(self, request: Request) -> None:
+        """Let the slot of a released request be issued again."""
+        assert request.phase is Phase.RELEASED
+        heapq.heappush(self._free_slots, request.handle.slot)

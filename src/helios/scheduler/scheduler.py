@@ -1,0 +1,524 @@
+"""Scheduler: the only object that changes state, through admit, commit, complete and their kin.
+
+Every call validates everything before it changes anything; a call that raises has changed nothing.
+`plan` is pure: it reads a projected view and returns an immutable decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from helios.scheduler.accounting import delivered_price, settle
+from helios.scheduler.catalog import Catalog, GraphKind
+from helios.scheduler.completion import check_records, check_timing
+from helios.scheduler.config import PolicyConfig, ResourceConfig
+from helios.scheduler.cost import CostTable, cost_sample_ns, device_interval_ns
+from helios.scheduler.errors import (
+    FenceError,
+    InvalidRequestError,
+    PhaseError,
+    QueueFullError,
+    StalePlanError,
+    TimeError,
+)
+from helios.scheduler.lifecycle import Event, next_phase
+from helios.scheduler.plan import CandidateScore, ScheduledPlan, ScheduledStep, SelectionReason
+from helios.scheduler.policy import Decision, score_of
+from helios.scheduler.records import (
+    CompletionRecord,
+    ExecutionTiming,
+    GeneratedToken,
+    Phase,
+    RequestHandle,
+    RequestSpec,
+)
+from helios.scheduler.requests import NO_PAGES, Request, RequestTable
+from helios.scheduler.resources import ResourcePool
+from helios.scheduler.service import arrival_price
+from helios.scheduler.trace import PlanTrace, trace_of_plan
+from helios.scheduler.units import Fence, ms_of
+from helios.scheduler.utility import Shapes, View
+from helios.scheduler.window import Frame, Window, competing, project, shares_of
+
+
+class Usage(NamedTuple):
+    """What is owned and what waits, at this moment."""
+
+    pages_in_use: int
+    pages_free: int
+    rows_in_use: int
+    waiting: int
+    resident: int
+    in_flight: tuple[Fence, ...]
+    """Fences of the submitted frames, oldest first."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExecutionCount:
+    """Completed frames of one selection reason."""
+
+    count: int
+    duration_ns: int
+    """Sum of their longest rank-local device intervals."""
+
+
+class _Completed(NamedTuple):
+    """The last completed frame, for the publications that may still correct its interval."""
+
+    fence: Fence
+    interval_ms: float
+    shares_rate: float | None
+    prices_before: dict[Request, float | None]
+    """Delivery price before the interval, of each lane that committed a token."""
+    published: list[Request]
+
+
+class Scheduler:
+    """Chooses one prepared graph and its cohort at a time by expected value per execution time."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        resources: ResourceConfig,
+        policy: PolicyConfig | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._shapes = Shapes(catalog)
+        self._pool = ResourcePool(resources)
+        self._policy = PolicyConfig() if policy is None else policy
+        self._costs = CostTable(catalog, ttl_ns=self._policy.estimate_ttl_ns)
+        self._table = RequestTable()
+        self._window = Window()
+        self._now_ns = 0
+        self._version = 0
+        self._last_fence: Fence | None = None
+        self._commits = 0
+        self._completed: _Completed | None = None
+        self._decision: Decision | None = None
+        self._decided_ns = 0
+        self._executions = dict.fromkeys(SelectionReason, ExecutionCount(0, 0))
+
+    # Configuration and admission ------------------------------------------------------------------
+
+    @property
+    def catalog(self) -> Catalog:
+        """The prepared graphs that are chosen from."""
+        return self._catalog
+
+    @property
+    def resources(self) -> ResourceConfig:
+        """The rows and pages that are handed out."""
+        return self._pool.config
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The preferences in force."""
+        return self._policy
+
+    def configure_policy(self, policy: PolicyConfig) -> None:
+        """Replace the preferences. Raises PhaseError once a request has been admitted."""
+        self._check_unused("configure_policy")
+        self._policy = policy
+        self._costs.ttl_ns = policy.estimate_ttl_ns
+
+    def seed_costs(self, seeds: Mapping[str, int]) -> None:
+        """Install durations (graph name -> ns) that an earlier process measured, as stale ones.
+
+        Raises PhaseError once a request has been admitted, and InvalidCatalogError for an unknown
+        graph or a duration that is not a positive integer.
+        """
+        self._check_unused("seed_costs")
+        self._costs.seed(seeds)
+
+    def _check_unused(self, call: str) -> None:
+        if self._table.admitted:
+            raise PhaseError(f"{call} is only legal before the first admission")
+
+    def admit(self, spec: RequestSpec) -> RequestHandle:
+        """Take in a request; it is resident at once when a row and all its pages are free.
+
+        Raises InvalidRequestError for one that could never run, QueueFullError when the waiting
+        line is full.
+        """
+        self._pool.check_possible(spec)
+        if spec.scored and not self._shapes.by_kind[GraphKind.SCORED_PREFILL]:
+            raise InvalidRequestError("scored: the catalog has no scored-prefill graph")
+        limit = self.resources.waiting_limit
+        if len(self._table.waiting) >= limit:
+            raise QueueFullError(f"{limit} requests are waiting already")
+        self._version += 1
+        request = self._table.add(spec, self._version)
+        self._seat_waiting()
+        return request.handle
+
+    def _seat_waiting(self) -> None:
+        """Make requests resident in arrival order while the head of the line fits."""
+        waiting, pool = self._table.waiting, self._pool
+        while waiting and pool.can_reserve(pool.pages_of(waiting[0].spec)):
+            request = waiting.popleft()
+            request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
+            request.move(Event.SEAT, self._version)
+            self._table.resident.append(request)
+            competitors = sum(
+                Phase.INITIALIZING <= other.phase <= Phase.DECODE for other in self._table.resident
+            )
+            request.arrival_shares = self._policy.arrival_shares * competitors
+
+    # Endings that the host decides ----------------------------------------------------------------
+
+    def finish(self, handle: RequestHandle) -> None:
+        """End a decoding request that met a stop string; it now waits for its retirement.
+
+        Tokens of frames still in flight are dropped. Raises UnknownHandleError or PhaseError.
+        """
+        request = self._table.live(handle)
+        if next_phase(request.phase, Event.FINISH) is request.phase:
+            return
+        self._version += 1
+        request.move(Event.FINISH, self._version)
+        request.terminal_since_ns = self._now_ns
+
+    def cancel(self, handle: RequestHandle) -> None:
+        """Drop a request: a waiting one at once, a resident one after its last submitted frame.
+
+        No graph is needed for it any more. Raises UnknownHandleError.
+        """
+        request = self._table.live(handle)
+        if next_phase(request.phase, Event.CANCEL) is request.phase:
+            return
+        self._version += 1
+        self._drop(request)
+        self._seat_waiting()
+
+    def _drop(self, request: Request) -> None:
+        if request.phase is Phase.WAITING:
+            self._table.waiting.remove(request)
+            request.move(Event.CANCEL, self._version)
+            self._table.free_slot(request)
+            return
+        request.move(Event.CANCEL, self._version)
+        self._release_drained(request)
+
+    def _release_drained(self, request: Request) -> None:
+        if request.phase is Phase.DRAINING and request.queued == 0:
+            self._release(request, Event.DRAINED)
+
+    def _release(self, request: Request, event: Event) -> None:
+        request.move(event, self._version)
+        self._pool.release(request.row, request.pages)
+        request.pages = NO_PAGES
+        self._table.resident.remove(request)
+        self._table.free_slot(request)
+
+    # Time and planning ----------------------------------------------------------------------------
+
+    def advance_to(self, now_ns: int) -> None:
+        """Move the scheduler's time forward. Raises TimeError when it would run backwards."""
+        if now_ns < self._now_ns:
+            raise TimeError(f"time is at {self._now_ns} ns, it cannot go back to {now_ns} ns")
+        self._now_ns = now_ns
+
+    def _view_at(self, start_ns: int) -> View:
+        return View(self._shapes, self._costs.durations_ms, self._policy, start_ns)
+
+    def plan(self) -> ScheduledPlan | None:
+        """Return the best next frame, or None: nothing to run, or completions must come first."""
+        window, now_ns = self._window, self._now_ns
+        if window.is_closed(now_ns):
+            return None
+        view = self._view_at(window.start_ns(now_ns))
+        coordinates = competing(view, self._table.resident)
+        project(view, coordinates, window.frames[0] if window.frames else None)
+        decision = Decision(view)
+        self._decision, self._decided_ns = decision, now_ns
+        if decision.winner is None:
+            return None
+        score = score_of(decision, self._costs, now_ns, decision.winner)
+        if score.needs_empty_queue and window.frames:
+            # A lower-valued frame that could be queued now must not displace this winner.
+            return None
+        graph_index = score.graph_index
+        return ScheduledPlan(
+            graph_index=graph_index,
+            graph=self._catalog.graphs[graph_index],
+            steps=tuple(
+                [
+                    ScheduledStep(
+                        request.handle,
+                        request.row,
+                        request.position_after(request.queued),
+                        lane.prompt_tokens,
+                        lane.output_ceiling,
+                        request.pages,
+                    )
+                    for lane in decision.winner.cohort
+                    for request in (lane.request,)
+                ]
+            ),
+            estimated_duration_ns=self._costs.estimates_ns[graph_index],
+            reason=score.reason,
+            needs_empty_queue=score.needs_empty_queue,
+            epoch=self._version,
+            value_rate=score.value_rate,
+            log_scale=score.log_scale,
+            terms=score,
+        )
+
+    def explain(self) -> tuple[CandidateScore, ...]:
+        """Return the last decision's candidates with every term of their scores, best first."""
+        decision = self._decision
+        if decision is None:
+            return ()
+        return tuple(
+            score_of(decision, self._costs, self._decided_ns, candidate)
+            for candidate in decision.ranked()
+        )
+
+    # The frame protocol ---------------------------------------------------------------------------
+
+    def commit(self, plan: ScheduledPlan, fence: Fence) -> None:
+        """Submit a plan under a new fence, without selecting again.
+
+        Raises FenceError for a fence that does not increase, and StalePlanError when ownership,
+        progress, freshness or the window no longer allow the plan.
+        """
+        if self._last_fence is not None and fence <= self._last_fence:
+            raise FenceError(f"fence {fence} is not above {self._last_fence}")
+        requests = [self._checked_lane(plan, step) for step in plan.steps]
+        extendable = self._check_submittable(plan)
+        queued = bool(self._window.frames)
+        start_ns = self._window.start_ns(self._now_ns)
+        view = self._view_at(start_ns)
+        shares = shares_of(view, competing(view, self._table.resident))
+
+        self._version += 1
+        self._last_fence = fence
+        self._commits += 1
+        for share in shares:
+            if share.token_rate is not None:
+                for request in share.requests:
+                    if request.token_price is None:
+                        request.token_price = arrival_price(
+                            request.arrival_shares, share.token_rate
+                        )
+        for request in requests:
+            request.queued += 1
+            request.last_used = self._commits
+            request.epoch = self._version
+        self._window.frames.append(
+            Frame(
+                fence,
+                plan,
+                requests,
+                shares,
+                committed_ns=self._now_ns,
+                expected_end_ns=start_ns + plan.estimated_duration_ns,
+                queued=queued,
+                extendable=extendable,
+            )
+        )
+
+    def _checked_lane(self, plan: ScheduledPlan, step: ScheduledStep) -> Request:
+        request = self._table.find(step.handle)
+        if request.epoch > plan.epoch:
+            raise StalePlanError(f"{step.handle} changed since the plan was made")
+        if request.pages is not step.pages or request.row != step.row:
+            raise StalePlanError(f"{step.handle} does not own what the plan gives it")
+        return request
+
+    def _check_submittable(self, plan: ScheduledPlan) -> bool:
+        """Return whether a further frame may be queued behind this one."""
+        graphs = self._catalog.graphs
+        if plan.epoch > self._version or graphs[plan.graph_index] is not plan.graph:
+            raise StalePlanError("the plan was made by another scheduler")
+        fresh = self._costs.is_fresh(plan.graph_index, self._now_ns)
+        if self._window.frames:
+            if self._window.is_closed(self._now_ns) or plan.needs_empty_queue:
+                raise StalePlanError("the plan needs the completion of what is in flight")
+            if not fresh:
+                raise StalePlanError(f"the cost of {plan.graph.name} is no longer fresh")
+        return fresh and plan.graph.kind is GraphKind.DECODE
+
+    def _head(self, fence: Fence) -> Frame:
+        frames = self._window.frames
+        if not frames:
+            raise FenceError(f"fence {fence} is not in flight; nothing is")
+        if frames[0].fence != fence:
+            raise FenceError(f"fence {fence} is not the oldest in flight, {frames[0].fence} is")
+        return frames[0]
+
+    def complete(
+        self, fence: Fence, records: Sequence[CompletionRecord], timing: ExecutionTiming
+    ) -> list[GeneratedToken]:
+        """Take in the oldest frame's outcome and return the tokens it committed.
+
+        Call `advance_to` first: ages of new phases start at the scheduler's time. Raises FenceError
+        or CompletionError.
+        """
+        frame = self._head(fence)
+        check_timing(timing)
+        check_records(frame, records)
+
+        self._version += 1
+        self._window.pop(self._now_ns)
+        tokens: list[GeneratedToken] = []
+        served: dict[Request, int] = {}
+        before: dict[Request, float | None] = {}
+        kind = frame.plan.graph.kind
+        for request, record in zip(frame.requests, records, strict=True):
+            request.queued -= 1
+            if request.phase >= Phase.TERMINAL and kind is not GraphKind.TERMINAL:
+                request.end_token_seen |= record.terminated
+                continue
+            request.epoch = self._version
+            if kind is GraphKind.INITIALIZE:
+                request.move(Event.INITIALIZED, self._version)
+            elif kind is not GraphKind.TERMINAL:
+                served[request] = record.prompt_tokens + len(record.tokens)
+                if record.tokens:
+                    before[request] = request.delivery_price
+                self._progress(request, record, fence, tokens)
+        self._account(frame, timing, served, before)
+        self._release_after(frame, kind)
+        return tokens
+
+    def _progress(
+        self,
+        request: Request,
+        record: CompletionRecord,
+        fence: Fence,
+        tokens: list[GeneratedToken],
+    ) -> None:
+        """Advance one live lane of a prefill or decode frame."""
+        request.prompt_done += record.prompt_tokens
+        for token in record.tokens:
+            request.output_count += 1
+            is_last = record.terminated or request.output_count == request.max_output
+            tokens.append(
+                GeneratedToken(request.handle, token, request.output_count - 1, fence, is_last)
+            )
+        request.end_token_seen = record.terminated
+        if request.remaining_prompt:
+            return
+        if record.terminated or request.output_count == request.max_output:
+            request.move(Event.TERMINATED, self._version)
+            request.terminal_since_ns = self._now_ns
+        elif request.phase is Phase.PREFILL:
+            request.move(Event.PROMPT_DONE, self._version)
+            request.visible_ns = self._now_ns
+
+    def _account(
+        self,
+        frame: Frame,
+        timing: ExecutionTiming,
+        served: Mapping[Request, int],
+        before: dict[Request, float | None],
+    ) -> None:
+        """Charge the frame's interval to its participants and teach the cost table."""
+        device_ns = device_interval_ns(timing)
+        interval_ns = device_ns if frame.queued else max(device_ns, timing.wall_ns)
+        interval_ms = ms_of(interval_ns) if device_ns > 0 else 0.0
+        if interval_ms > 0.0:
+            settle(frame.shares, served, interval_ms, self._policy.adaptation_ms)
+        self._costs.observe(frame.plan.graph_index, cost_sample_ns(timing), self._now_ns)
+        past = self._executions[frame.plan.reason]
+        self._executions[frame.plan.reason] = ExecutionCount(
+            past.count + 1, past.duration_ns + device_ns
+        )
+        rate = frame.shares[0].delivery_rate if frame.shares else None
+        self._completed = _Completed(frame.fence, interval_ms, rate, before, [])
+
+    def _release_after(self, frame: Frame, kind: GraphKind) -> None:
+        for request in frame.requests:
+            if request.phase is Phase.DRAINING:
+                self._release_drained(request)
+            elif kind is GraphKind.TERMINAL:
+                self._release(request, Event.RETIRED)
+        self._seat_waiting()
+
+    def fail(self, fence: Fence) -> tuple[RequestHandle, ...]:
+        """Drop the oldest frame, which the device could not execute, and every request in it.
+
+        Nothing is learned. Returns the requests that this call cancelled. Raises FenceError.
+        """
+        frame = self._head(fence)
+        self._version += 1
+        self._window.pop(self._now_ns)
+        dropped = []
+        for request in frame.requests:
+            request.queued -= 1
+            if request.phase is not Phase.DRAINING:
+                dropped.append(request.handle)
+                request.move(Event.CANCEL, self._version)
+            self._release_drained(request)
+        self._completed = None
+        self._seat_waiting()
+        return tuple(dropped)
+
+    def published_output(self, handle: RequestHandle, fence: Fence) -> None:
+        """Report that output which the last completed frame committed became visible now.
+
+        The first report per lane replaces the frame's zero deliveries by one; later ones only move
+        the output age. Raises UnknownHandleError, PhaseError, or FenceError for any other fence or
+        a lane without a token in it.
+        """
+        request = self._table.live(handle)
+        next_phase(request.phase, Event.PUBLISH)
+        completed = self._completed
+        if completed is None or completed.fence != fence:
+            raise FenceError(f"fence {fence} is not the last completed one")
+        if request not in completed.prices_before:
+            raise FenceError(f"{handle} committed no token in fence {fence}")
+        request.visible_ns = self._now_ns
+        if request in completed.published:
+            return
+        completed.published.append(request)
+        if completed.interval_ms > 0.0:
+            request.delivery_price = delivered_price(
+                completed.prices_before[request],
+                completed.shares_rate,
+                completed.interval_ms,
+                self._policy.adaptation_ms,
+            )
+
+    # Views ----------------------------------------------------------------------------------------
+
+    def phase_of(self, handle: RequestHandle) -> Phase:
+        """Return where a request stands. Raises UnknownHandleError once its slot is reissued."""
+        return self._table.find(handle).phase
+
+    def output_count_of(self, handle: RequestHandle) -> int:
+        """Return the committed output tokens of a request. Raises UnknownHandleError."""
+        return self._table.find(handle).output_count
+
+    def usage(self) -> Usage:
+        """Return what is owned and what waits."""
+        config = self._pool.config
+        return Usage(
+            pages_in_use=config.page_count - self._pool.pages_free,
+            pages_free=self._pool.pages_free,
+            rows_in_use=config.row_count - self._pool.rows_free,
+            waiting=len(self._table.waiting),
+            resident=len(self._table.resident),
+            in_flight=tuple(frame.fence for frame in self._window.frames),
+        )
+
+    def executions(self) -> dict[SelectionReason, ExecutionCount]:
+        """Return the completed frames and their device time by selection reason."""
+        return dict(self._executions)
+
+    def trace_of(self, fence: Fence) -> PlanTrace:
+        """Return the trace of a plan in flight. Raises FenceError for any other fence."""
+        for frame in self._window.frames:
+            if frame.fence == fence:
+                return trace_of_plan(
+                    frame.plan,
+                    fence=fence,
+                    committed_ns=frame.committed_ns,
+                    expected_end_ns=frame.expected_end_ns,
+                    queued=frame.queued,
+                )
+        raise FenceError(f"fence {fence} is not in flight")

@@ -1,0 +1,82 @@
+"""Service prices: the entropy-dual flow in physical units, and its reference rates.
+
+A price p (ms per unit of service) is the dual of a service rate. In normalised form q = p*r the
+flow is dq/dt = (1 - h*q)/tau with h = s/(d*r); written for p itself (docs/design/scheduling-utility.md
+section 2) the reference rate r only sets the speed of the move, never its target d/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+PRICE_FLOOR = 1e-120
+PRICE_CEILING = 1e120
+"""No history of 2**63 ns leaves these bounds at sane policies; they keep prices positive and finite
+at absurd ones (an adaptation time of 1e-300 ms), where an overflow would end every comparison."""
+
+
+def clamped(price: float) -> float:
+    """Return the price inside its representable range (the identity for every sane history)."""
+    if price < PRICE_FLOOR:
+        return PRICE_FLOOR
+    return min(price, PRICE_CEILING)
+
+
+class Flow(NamedTuple):
+    """The exact solution over one interval: p -> p*keep + gain; unserved keep = 1."""
+
+    keep: float
+    gain: float
+
+    def apply(self, price: float) -> float:
+        """Return the price at the end of the interval."""
+        return clamped(price * self.keep + self.gain)
+
+
+def flow_over(
+    served: float, interval_ms: float, reference_rate: float, adaptation_ms: float
+) -> Flow:
+    """Solve the flow for `served` units over a positive interval.
+
+    q(d) = q0 + d/tau without service and q0 + (1 - h*q0)*(1 - exp(-h*d/tau))/h with it, divided
+    by r. It is written as a convex combination of the old price and d/s, which cannot turn a huge
+    price into zero by cancellation.
+    """
+    if served <= 0.0:
+        return Flow(1.0, min(interval_ms / adaptation_ms / reference_rate, PRICE_CEILING))
+    exponent = served / reference_rate / adaptation_ms
+    return Flow(math.exp(-exponent), (interval_ms / served) * -math.expm1(-exponent))
+
+
+def arrival_price(shares: float, reference_rate: float) -> float:
+    """Return a newcomer's physical price for the normalised price q0 = `shares`."""
+    return clamped(shares / reference_rate)
+
+
+def reference_interval_ms(
+    streams: int, family: int, shapes: Iterable[tuple[int, float]]
+) -> float | None:
+    """Return sigma = min K*T/min(B,k) over the measured (B, T ms) shapes; None without any.
+
+    `streams` is K, all delivery-bearing streams; `family` is k, those that these shapes can serve.
+    """
+    best: float | None = None
+    for batch, duration_ms in shapes:
+        if duration_ms > 0.0:
+            interval = streams * duration_ms / min(batch, family)
+            if best is None or interval < best:
+                best = interval
+    return best
+
+
+def prefill_reference_rate(
+    remaining: int, prefilling: int, shapes: Iterable[tuple[int, float]]
+) -> float | None:
+    """Return max(min(R, C)/T)/n over the measured (C, T ms) prefill shapes; None without any."""
+    best = 0.0
+    for capacity, duration_ms in shapes:
+        if duration_ms > 0.0:
+            best = max(best, min(remaining, capacity) / duration_ms)
+    return best / prefilling if best > 0.0 else None
