@@ -1,0 +1,51 @@
+"""What a result must say about where it was measured: machine, commit, versions; never a path."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def machine() -> dict[str, object]:
+    """Return the processor, its usable features, cores, memory and Python."""
+    info: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ():
+        name, _, value = line.partition(":")
+        info.setdefault(name.strip(), value.strip())
+    flags = info.get("flags", "").split()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": info.get("model name", platform.processor()),
+        "features": [
+            name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if name in flags
+        ],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30, 1),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """Return the short commit, with a plus sign when files differ from it; else `unknown`."""
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

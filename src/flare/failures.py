@@ -1,0 +1,29 @@
+"""Which exceptions are answers to the person at the terminal, and which are faults of flare."""
+
+from __future__ import annotations
+
+from flare.errors import FlareError
+from flare.load import LoadError
+from flare.trace import TraceError
+from helios.engine.backend import EngineUnavailableError
+from helios.scheduler import SchedulerError
+from ignition.checkpoint_errors import CheckpointError
+from ignition.fetch import FetchError
+from ignition.sources import SourceError
+
+_EXPECTED = (
+    FlareError,
+    TraceError,
+    LoadError,
+    SchedulerError,
+    EngineUnavailableError,
+    CheckpointError,
+    FetchError,
+    SourceError,
+    OSError,
+)
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the error's own message says what the person can do about it."""
+    return isinstance(error, _EXPECTED)

@@ -1,0 +1,129 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from flare.errors import FlareError
+
+DEFAULT_MODEL: Final = "smollm2-135m"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b?|b)?", re.IGNORECASE)
+_POWERS: Final = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Precision(StrEnum):
+    """Serving precisions (docs/design/programs.md section 4)."""
+
+    INT8 = "int8"
+    FP32 = "fp32"
+
+
+class Backend(StrEnum):
+    """Ways to prepare a program; `auto` takes the best one that this machine can."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    EAGER = "eager"
+    CUDA = "cuda"
+
+
+class Preset(StrEnum):
+    """Named scheduling policies."""
+
+    BALANCED = "balanced"
+    THROUGHPUT = "throughput"
+
+
+def size_bytes(text: str) -> int:
+    """Read a size such as 512MiB, 2G or 1048576 (powers of 1024). Raises FlareError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise FlareError(f"{text!r} is not a size; write 512MiB or 2GiB")
+    power = _POWERS[(match[2] or "b")[0].lower()]
+    size = int(float(match[1]) * 1024**power)
+    if size < 1:
+        raise FlareError(f"a size must be positive, not {text!r}")
+    return size
+
+
+def capacity_list(text: str, option: str) -> tuple[int, ...]:
+    """Read an increasing list such as 1,2,4,8. Raises FlareError naming the option."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise FlareError(f"{option}: {text!r} is not a list of numbers such as 1,2,4") from error
+    if numbers[0] < 1 or any(a >= b for a, b in itertools.pairwise(numbers)):
+        raise FlareError(f"{option}: {text!r} must be positive and increasing")
+    return tuple(numbers)
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A known name, a GGUF file, a Hugging Face directory, or a prepared package."
+    ),
+]
+_PREPARING = "What is prepared"
+PrecisionOption = Annotated[
+    Precision,
+    typer.Option(
+        rich_help_panel=_PREPARING,
+        help="int8: fast, near fp32 quality; fp32: exact and slow. See `flare plan` for figures.",
+    ),
+]
+BackendOption = Annotated[
+    Backend,
+    typer.Option(
+        rich_help_panel=_PREPARING,
+        help="native: compiled for this machine; eager: PyTorch, slow, no compiler; cuda: a GPU.",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=_PREPARING,
+        help="Budget for weights, cache and buffers, such as 2GiB [default: what the plan needs].",
+    ),
+]
+ConcurrencyOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=64, rich_help_panel=_PREPARING, help="Requests that can run at the same time."
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, rich_help_panel=_PREPARING, help="Compute threads [default: one per usable core]."
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=16,
+        rich_help_panel=_PREPARING,
+        help="Longest prompt plus output, in tokens [default: the model's own].",
+    ),
+]
+BucketsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--request-buckets",
+        rich_help_panel=_PREPARING,
+        help="Batch capacities of the decode graphs, such as 1,2,4,8,16 [default: powers of two].",
+    ),
+]
+CapacitiesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-capacities",
+        rich_help_panel=_PREPARING,
+        help="Prompt capacities of the prefill graphs, such as 16,64,256 [default: by the plan].",
+    ),
+]

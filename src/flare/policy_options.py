@@ -1,0 +1,76 @@
+"""Scheduling policy on the command line: a preset, and one option for every field of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from flare.options import Preset
+from helios.scheduler import PolicyConfig
+
+_PANEL = "Scheduling policy (fields override the preset)"
+
+
+def _field(option: str, meaning: str) -> object:
+    return typer.Option(option, rich_help_panel=_PANEL, help=meaning)
+
+
+PresetOption = Annotated[
+    Preset,
+    typer.Option(
+        "--scheduler-policy",
+        rich_help_panel=_PANEL,
+        help="balanced: throughput, cadence and fairness; throughput: no price on cadence.",
+    ),
+]
+OutputTokenValue = Annotated[
+    float | None,
+    _field("--scheduler-output-token-value", "Value of an output token, in prompt tokens."),
+]
+TokenFairness = Annotated[
+    float | None, _field("--scheduler-token-fairness", "Weight of equal token rates.")
+]
+DeliveryFairness = Annotated[
+    float | None, _field("--scheduler-delivery-fairness", "Weight of equal delivery rates.")
+]
+DecodeAgePrice = Annotated[
+    float | None,
+    _field("--scheduler-decode-age-price", "Price of waiting for output, value/ms^2."),
+]
+TerminalValue = Annotated[
+    float | None,
+    _field("--scheduler-terminal-value", "Value of retiring a finished request, in prompt tokens."),
+]
+TerminalAgePrice = Annotated[
+    float | None,
+    _field("--scheduler-terminal-age-price", "Price of a finished request's wait, value/ms^2."),
+]
+AdaptationMs = Annotated[
+    float | None, _field("--scheduler-adaptation-ms", "How fast prices follow service, in ms.")
+]
+EstimateTtlMs = Annotated[
+    float | None,
+    _field("--scheduler-estimate-ttl-ms", "How long a measured duration stays fresh, in ms."),
+]
+ArrivalShares = Annotated[
+    float | None,
+    _field(
+        "--scheduler-arrival-shares", "A newcomer's first price, in fair shares of the machine."
+    ),
+]
+
+
+def policy_of(
+    preset: Preset,
+    *,
+    estimate_ttl_ms: float | None = None,
+    **overrides: float | None,
+) -> PolicyConfig:
+    """Return the preset with every given field replaced. Raises InvalidPolicyError."""
+    base = PolicyConfig.throughput() if preset is Preset.THROUGHPUT else PolicyConfig.balanced()
+    changes = {name: value for name, value in overrides.items() if value is not None}
+    if estimate_ttl_ms is not None:
+        base = dataclasses.replace(base, estimate_ttl_ns=int(estimate_ttl_ms * 1_000_000))
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
