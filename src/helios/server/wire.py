@@ -1,0 +1,132 @@
+"""The bodies of answers, as the client library of OpenAI reads them (msgspec structs)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the whole request; a prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One alternative at a position of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The token at a position of a chat answer and its alternatives, most likely first."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of a chat choice, or of one chunk of it."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of one choice."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a conversation."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop string or stop token id that ended the output."""
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /v1/chat/completions without `stream`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of a text choice, or of one chunk of it: parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One continuation of a prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop string or stop token id that ended the output."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /v1/completions without `stream`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["helios"] = "helios"
+    context_length: int
+    """Tokens of prompt and output together."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /health."""
+
+    status: Literal["ready", "starting", "draining", "down"]
+    model: str | None
+    requests: int
+    """Inference requests that are being answered, queued ones included."""
+    version: str
