@@ -1,0 +1,376 @@
+"""EngineCore: one turn is collect, complete, publish, plan, commit, submit.
+
+Invariants: at most two frames are in flight; a publication is reported for the fence whose
+completion made the text visible, before the next completion; one request's fault ends that
+request and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from helios.engine.admission import AdmissionRules, InadmissibleError, accept
+from helios.engine.batch import LaneOutputError, frame_of, records_of
+from helios.engine.flight import Flight, Roster
+from helios.engine.messages import (
+    Cancel,
+    EngineCommand,
+    EngineEvent,
+    Rejected,
+    StatsRequest,
+    Submit,
+)
+from helios.engine.ports import Clock, DetokenizerFactory, Executor, FrameResult, TokenSink
+from helios.engine.publication import Publication, publish
+from helios.engine.requests import LiveRequest
+from helios.engine.stats import EngineStats, Usage
+from helios.engine.trace import (
+    LaneTrace,
+    TraceSink,
+    arrival_record,
+    finish_record,
+    frame_record,
+    plan_record,
+)
+from helios.scheduler import (
+    CompletionError,
+    ExecutionTiming,
+    Fence,
+    GeneratedToken,
+    QueueFullError,
+    RequestHandle,
+    ScheduledPlan,
+    Scheduler,
+    SchedulerError,
+    StalePlanError,
+)
+
+FRAMES_IN_FLIGHT: Final = 2
+"""Frame slots of the transport."""
+STALLED_TURNS_LIMIT: Final = 8
+"""Turns in a row with requests, without a frame and without a plan, before the requests fail."""
+
+
+class StepOutcome(enum.Enum):
+    """What the host of the loop should wait for."""
+
+    IDLE = "idle"
+    """The next command: nothing is running."""
+    RUNNING = "running"
+    """The next finished frame or command."""
+    STALLED = "stalled"
+    """Nothing: requests exist and nothing is runnable; turn again, the watchdog counts."""
+    DRAINED = "drained"
+    """Nothing: the drain is complete."""
+
+
+class EngineCore:
+    """Drives the scheduler; time, execution and delivery come through the ports."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        sink: TokenSink,
+        detokenizers: DetokenizerFactory,
+        rules: AdmissionRules,
+        trace: TraceSink | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._sink = sink
+        self._detokenizers = detokenizers
+        self._rules = rules
+        self._trace = trace
+        self._stats = EngineStats()
+        self._roster = Roster()
+        self._flights: deque[Flight] = deque()
+        self._outbox: list[EngineEvent] = []
+        self._next_fence = 1
+        self._is_draining = False
+        self._was_idle = True
+        self._stalled_turns = 0
+
+    def handle(self, command: EngineCommand) -> None:
+        """Take one command; its events go out with the next `step`."""
+        if isinstance(command, Submit):
+            self._submit(command)
+        elif isinstance(command, Cancel):
+            request = self._roster.with_id(command.request_id)
+            if request is not None:
+                self._end_early(request, "cancelled", None)
+        elif isinstance(command, StatsRequest):
+            self._outbox.append(self._stats.snapshot(self._usage()))
+        else:
+            self._is_draining = True
+
+    def step(self) -> StepOutcome:
+        """Turn the loop once without waiting; say what to wait for."""
+        while (result := self._executor.poll()) is not None:
+            self._complete(result)
+        while self._dispatch():
+            pass
+        outcome = self._outcome()
+        self._flush()
+        is_active = bool(self._roster) or bool(self._flights)
+        self._stats.on_activity(is_active=is_active, now_ns=self._clock.now_ns())
+        return outcome
+
+    def _submit(self, request: Submit) -> None:
+        """Admit a request, or reject it with the reason."""
+        if self._is_draining:
+            self._reject(request, "draining", "the server is shutting down", None)
+            return
+        if self._roster.with_id(request.request_id) is not None:
+            self._reject(request, "invalid_request", "the id is in use", "request_id")
+            return
+        try:
+            accepted = accept(request, self._rules)
+            now_ns = self._advance()
+            handle = self._scheduler.admit(accepted.spec)
+        except InadmissibleError as error:
+            self._reject(request, "invalid_request", str(error), error.param)
+            return
+        except QueueFullError as error:
+            self._reject(request, "queue_full", str(error), None)
+            return
+        except SchedulerError as error:
+            self._reject(request, "invalid_request", str(error), "prompt")
+            return
+        detokenizer = self._detokenizers(request.prompt_token_ids)
+        live = LiveRequest(request, accepted, handle, detokenizer, arrival_ns=now_ns)
+        self._roster.add(live)
+        self._stats.on_submitted()
+        self._stats.on_activity(is_active=True, now_ns=now_ns)
+        if self._trace is not None:
+            self._trace.write(arrival_record(request, live))
+
+    def _reject(self, request: Submit, code: str, message: str, param: str | None) -> None:
+        self._stats.on_rejected(code)
+        self._outbox.append(
+            Rejected(request_id=request.request_id, code=code, message=message, param=param)
+        )
+
+    def _end_early(self, request: LiveRequest, reason: str, error: str | None) -> None:
+        """End a request now; what it owns comes back at its last fence.
+
+        A waiting request owns nothing and is gone from the queue before its first dispatch.
+        """
+        self._advance()
+        self._scheduler.cancel(request.handle)
+        self._close(request, reason, error)
+
+    def _close(self, request: LiveRequest, reason: str, error: str | None = None) -> None:
+        """Take a request out of the roster with its closing event."""
+        self._roster.remove(request)
+        finished = request.finished(reason, error)
+        self._outbox.append(finished)
+        now_ns = self._clock.now_ns()
+        self._stats.on_finished(request, reason, now_ns)
+        if self._trace is not None:
+            self._trace.write(finish_record(finished, at_ns=now_ns))
+
+    def _complete(self, result: FrameResult) -> None:
+        """Complete the oldest frame and publish what it made visible."""
+        flight = self._flights.popleft()
+        assert result.fence == flight.fence, f"frame {result.fence} finished before {flight.fence}"
+        begun_ns = self._advance()
+        error, generated = self._commit_outputs(flight, result, observed_ns=begun_ns)
+        complete_ns = self._clock.now_ns() - begun_ns
+        if error is None:
+            self._stats.on_completed(
+                flight.plan, result, complete_ns=complete_ns, follows_idle=flight.follows_idle
+            )
+            lanes = self._publish(flight, result, generated)
+        else:
+            self._stats.on_failed_frame(flight.plan)
+            lanes = self._fail_frame(flight, error)
+        if self._trace is not None:
+            self._trace.write(
+                frame_record(
+                    result,
+                    at_ns=begun_ns,
+                    follows_idle=flight.follows_idle,
+                    complete_ns=complete_ns,
+                    error=error,
+                    lanes=lanes,
+                )
+            )
+
+    def _commit_outputs(
+        self, flight: Flight, result: FrameResult, *, observed_ns: int
+    ) -> tuple[str | None, Sequence[GeneratedToken]]:
+        """Complete the frame in the scheduler; return why it cannot, or the committed tokens."""
+        if result.error is not None:
+            return result.error, ()
+        timing = ExecutionTiming(
+            device_ns=(result.device_ns,), wall_ns=max(0, observed_ns - result.submitted_ns)
+        )
+        try:
+            records = records_of(flight.plan, result)
+            return None, self._scheduler.complete(flight.fence, records, timing)
+        except (LaneOutputError, CompletionError) as fault:
+            # Both are raised before anything is changed, so the frame can still be failed.
+            return str(fault), ()
+
+    def _fail_frame(self, flight: Flight, error: str) -> list[LaneTrace]:
+        """Void a frame: its requests end with the error, all others go on."""
+        self._scheduler.fail(flight.fence)
+        for request in flight.requests:
+            if self._roster.with_handle(request.handle) is request:
+                self._close(request, "error", f"{flight.plan.graph.name} failed: {error}")
+        return [
+            LaneTrace(request_id=request.request_id, prompt_tokens=0, tokens=0, terminated=False)
+            for request in flight.requests
+        ]
+
+    def _publish(
+        self, flight: Flight, result: FrameResult, generated: Sequence[GeneratedToken]
+    ) -> list[LaneTrace]:
+        """Make a completed frame's output visible and report it for exactly its fence."""
+        published = publish(flight, result, generated, self._roster)
+        self._stats.on_output_tokens(len(generated))
+        for request in published.stopped:
+            self._scheduler.finish(request.handle)
+        self._outbox.extend(published.events)
+        for request, fault in published.faults:
+            self._end_early(request, "error", fault)
+        for request in published.retired:
+            # A prompt that was only scored has no output that could have ended it.
+            self._close(request, request.finish_reason or "length")
+        self._flush()
+        self._report(flight, published)
+        return published.lanes
+
+    def _report(self, flight: Flight, published: Publication) -> None:
+        """Tell the scheduler what became visible; nothing has completed in between."""
+        if not published.delivered:
+            return
+        now_ns = self._advance()
+        traces = {lane.request_id: lane for lane in published.lanes}
+        for request, tokens in published.delivered:
+            self._scheduler.published_output(request.handle, flight.fence)
+            self._stats.on_delivery(request, tokens=tokens, now_ns=now_ns)
+            traces[request.request_id].delivered_ns = now_ns
+
+    def _dispatch(self) -> bool:
+        """Plan, commit and submit one frame; return whether another may follow."""
+        if len(self._flights) >= FRAMES_IN_FLIGHT or not self._roster:
+            return False
+        at_ns = self._advance()
+        plan = self._scheduler.plan()
+        planned_ns = self._clock.now_ns()
+        if plan is None or (plan.needs_empty_queue and self._flights):
+            self._stats.on_planned(plan_ns=planned_ns - at_ns, commit_ns=None)
+            return False
+        # The commit ends the decision, so what was compared must be asked for before it.
+        candidates = self._scheduler.explain() if self._trace is not None else ()
+        fence = Fence(self._next_fence)
+        requests = self._requests_of(plan)
+        frame = frame_of(plan, fence, requests)
+        begun_ns = self._clock.now_ns()
+        try:
+            self._scheduler.commit(plan, fence)
+        except StalePlanError:
+            # An estimate may pass its freshness between the two calls; the next turn replans.
+            self._stats.on_planned(plan_ns=planned_ns - at_ns, commit_ns=None)
+            return False
+        commit_ns = self._clock.now_ns() - begun_ns
+        self._executor.submit(frame)
+        self._next_fence += 1
+        self._stats.on_planned(plan_ns=planned_ns - at_ns, commit_ns=commit_ns)
+        self._on_submitted(plan, fence, requests, at_ns=at_ns)
+        if self._trace is not None:
+            self._trace.write(
+                plan_record(
+                    plan,
+                    fence=fence,
+                    at_ns=at_ns,
+                    requests=requests,
+                    candidates=candidates,
+                    request_ids=self._request_id_of,
+                    queued_frames=len(self._flights) - 1,
+                    plan_ns=planned_ns - at_ns,
+                    commit_ns=commit_ns,
+                )
+            )
+        return True
+
+    def _requests_of(self, plan: ScheduledPlan) -> tuple[LiveRequest, ...]:
+        """Return the live request of every lane; the plan was made from live requests only."""
+        requests = []
+        for step in plan.steps:
+            request = self._roster.with_handle(step.handle)
+            assert request is not None, f"the plan serves {step.handle}, which is not live"
+            requests.append(request)
+        return tuple(requests)
+
+    def _request_id_of(self, handle: RequestHandle) -> str:
+        """Return the client's id of a live handle."""
+        request = self._roster.with_handle(handle)
+        return request.request_id if request is not None else str(handle)
+
+    def _on_submitted(
+        self,
+        plan: ScheduledPlan,
+        fence: Fence,
+        requests: tuple[LiveRequest, ...],
+        *,
+        at_ns: int,
+    ) -> None:
+        """Remember a submitted frame and who is served for the first time."""
+        self._flights.append(
+            Flight(fence=fence, plan=plan, requests=requests, follows_idle=self._was_idle)
+        )
+        self._was_idle = False
+        for request in requests:
+            if request.dispatched_ns is None:
+                request.dispatched_ns = at_ns
+                self._stats.on_first_dispatch(request, at_ns)
+
+    def _outcome(self) -> StepOutcome:
+        """Say what to wait for, and end a standstill that nothing would ever end."""
+        if self._flights:
+            self._stalled_turns = 0
+            return StepOutcome.RUNNING
+        if self._roster:
+            self._stalled_turns += 1
+            if self._stalled_turns < STALLED_TURNS_LIMIT:
+                return StepOutcome.STALLED
+            self._stats.on_stall()
+            for request in self._roster.all():
+                self._end_early(request, "error", "no prepared program can advance this request")
+        self._stalled_turns = 0
+        self._was_idle = True
+        return StepOutcome.DRAINED if self._is_draining else StepOutcome.IDLE
+
+    def _usage(self) -> Usage:
+        """Return the gauges of this moment."""
+        usage, resources = self._scheduler.usage(), self._scheduler.resources
+        return Usage(
+            waiting_requests=usage.waiting,
+            resident_requests=usage.resident,
+            frames_in_flight=len(self._flights),
+            pages_used=usage.pages_in_use,
+            pages_total=resources.page_count,
+            rows_used=usage.rows_in_use,
+            rows_total=resources.row_count,
+        )
+
+    def _advance(self) -> int:
+        """Tell the scheduler the time; return it."""
+        now_ns = self._clock.now_ns()
+        self._scheduler.advance_to(now_ns)
+        return now_ns
+
+    def _flush(self) -> None:
+        """Hand every pending event to the sink in one call."""
+        if self._outbox:
+            events, self._outbox = self._outbox, []
+            self._sink.emit(events)

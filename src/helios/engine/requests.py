@@ -1,0 +1,189 @@
+"""LiveRequest: what the engine keeps of one request between its admission and its end.
+
+It turns committed tokens into visible text. Tokens are counted when they are committed; text is
+visible when neither the detokenizer nor a forming stop string holds it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from helios.engine.admission import Accepted
+from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
+from helios.engine.ports import Detokenizer, TokenLogprobs
+from helios.engine.stops import StopFilter
+from helios.scheduler import RequestHandle
+
+SILENT_TOKENS_LIMIT = 4
+"""Tokens without text after which nothing can be held back by an incomplete UTF-8 character."""
+
+
+class LiveRequest:
+    """One accepted request. Only its own methods change it, apart from the timestamps."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_filter",
+        "_include_stop",
+        "_prompt_entries",
+        "_silent_tokens",
+        "_undelivered_logprobs",
+        "_undelivered_tokens",
+        "accepted",
+        "arrival_ns",
+        "dispatched_ns",
+        "finish_reason",
+        "handle",
+        "last_delivery_ns",
+        "output_tokens",
+        "request_id",
+        "stop_matched",
+    )
+
+    def __init__(
+        self,
+        request: Submit,
+        accepted: Accepted,
+        handle: RequestHandle,
+        detokenizer: Detokenizer,
+        *,
+        arrival_ns: int,
+    ) -> None:
+        self.request_id = request.request_id
+        self.accepted = accepted
+        self.handle = handle
+        self.arrival_ns = arrival_ns
+        self.dispatched_ns: int | None = None
+        self.last_delivery_ns: int | None = None
+        self.output_tokens = 0
+        self.finish_reason: str | None = None
+        """Set once the output is complete; the response ends at the terminal retirement."""
+        self.stop_matched: str | int | None = None
+        self._detokenizer = detokenizer
+        self._include_stop = request.include_stop
+        self._filter: StopFilter | None = None
+        if accepted.stops is not None:
+            self._filter = StopFilter(accepted.stops, include_stop=request.include_stop)
+        self._prompt_entries: list[LogprobEntry] = []
+        if accepted.spec.scored:
+            first = int(accepted.prompt[0])
+            self._prompt_entries.append(LogprobEntry(token_id=first, logprob=None))
+        self._undelivered_tokens: list[int] = []
+        self._undelivered_logprobs: list[LogprobEntry] = []
+        self._silent_tokens = 0
+
+    @property
+    def stop_string_ended(self) -> bool:
+        """Whether a stop string ended the output."""
+        return isinstance(self.stop_matched, str)
+
+    def commit_token(
+        self, token: int, logprobs: TokenLogprobs | None, *, terminated: bool, is_last: bool
+    ) -> str:
+        """Take one committed output token; return the text that it made visible.
+
+        `terminated` says that the token is one of the row's stop tokens, `is_last` that no other
+        follows. A stop string that the token completes sets `finish_reason`.
+        """
+        self.output_tokens += 1
+        self._undelivered_tokens.append(token)
+        if logprobs is not None:
+            self._undelivered_logprobs.append(_entry_of(token, logprobs))
+        # The text of a stop token belongs to the answer no more than a stop string does.
+        hidden = terminated and not self._include_stop
+        visible = self._show("" if hidden else self._detokenizer.push(token))
+        if is_last and self.finish_reason is None:
+            visible += self._finish_text()
+        if self.finish_reason is None and is_last:
+            self.finish_reason = "stop" if terminated else "length"
+            self.stop_matched = token if terminated else None
+        self._silent_tokens = 0 if visible else self._silent_tokens + 1
+        return visible
+
+    def is_deliverable(self, text: str) -> bool:
+        """Return whether a Delta is due, given the text that the last commit made visible.
+
+        Tokens that only wait for the rest of a character or of a stop string are not visible yet.
+        A run of tokens that have no text at all is visible to a client that counts tokens.
+        """
+        if text:
+            return True
+        if not self._undelivered_tokens:
+            return False
+        if self.finish_reason is not None:
+            return True
+        holds_text = self._filter is not None and bool(self._filter.held)
+        return self._silent_tokens >= SILENT_TOKENS_LIMIT and not holds_text
+
+    def take_delta(self, text: str) -> Delta:
+        """Return the Delta with this text and every token committed since the last one."""
+        delta = Delta(
+            request_id=self.request_id,
+            text=text,
+            token_ids=tuple(self._undelivered_tokens),
+            logprobs=tuple(self._undelivered_logprobs),
+        )
+        self._undelivered_tokens.clear()
+        self._undelivered_logprobs.clear()
+        self._silent_tokens = 0
+        return delta
+
+    def add_prompt_logprobs(self, position: int, scores: Sequence[TokenLogprobs]) -> None:
+        """Take the scores of one scored chunk that started at `position`.
+
+        Entry i scores prompt token `position + i + 1`; an entry past the prompt's end is void.
+        Raises ValueError when the scores do not continue those already taken.
+        """
+        prompt = self.accepted.prompt
+        if position + 1 != len(self._prompt_entries):
+            raise ValueError(
+                f"{self.request_id}: scores start at prompt token {position + 1}, "
+                f"expected {len(self._prompt_entries)}"
+            )
+        for token, score in zip(prompt[position + 1 :].tolist(), scores, strict=False):
+            self._prompt_entries.append(_entry_of(token, score))
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """Return the scores of the whole prompt once they are complete, and only once."""
+        if len(self._prompt_entries) != len(self.accepted.prompt) or not self.accepted.spec.scored:
+            return None
+        entries, self._prompt_entries = tuple(self._prompt_entries), []
+        return PromptLogprobs(request_id=self.request_id, entries=entries)
+
+    def finished(self, reason: str, error: str | None = None) -> Finished:
+        """Return the closing event."""
+        return Finished(
+            request_id=self.request_id,
+            reason=reason,
+            prompt_tokens=self.accepted.spec.prompt_tokens,
+            output_tokens=self.output_tokens,
+            stop_matched=self.stop_matched if reason == "stop" else None,
+            error=error,
+        )
+
+    def _show(self, text: str) -> str:
+        """Pass text through the stop strings; a match completes the output."""
+        if self._filter is None or not text:
+            return text
+        visible = self._filter.push(text)
+        if self._filter.matched is not None:
+            self.finish_reason = "stop"
+            self.stop_matched = self._filter.matched
+        return visible
+
+    def _finish_text(self) -> str:
+        """Return what the detokenizer and the stop strings still hold at the end of the output."""
+        visible = self._show(self._detokenizer.finish())
+        if self._filter is not None and self.finish_reason is None:
+            visible += self._filter.flush()
+        return visible
+
+
+def _entry_of(token: int, score: TokenLogprobs) -> LogprobEntry:
+    """Return the wire form of one position's scores."""
+    return LogprobEntry(
+        token_id=token,
+        logprob=score.logprob,
+        top_ids=score.top_ids,
+        top_logprobs=score.top_logprobs,
+    )

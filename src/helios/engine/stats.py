@@ -1,0 +1,200 @@
+"""EngineStats: every counter and histogram of the engine, and the snapshot that /metrics exports.
+
+Names are metric names; helios.runtime.metrics says what each means. A delivery gap is the time
+between two pieces of text that a client saw; the time per token divides it by the tokens
+delivered, so that a burst of several tokens is neither one slow token nor several instant ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from helios.engine.histogram import HOST_BOUNDS_S, LATENCY_BOUNDS_S, Histogram
+from helios.engine.messages import Stats
+from helios.engine.ports import FrameResult
+from helios.engine.requests import LiveRequest
+from helios.scheduler import GraphKind, ScheduledPlan
+
+_PREFILL_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+_S_PER_NS = 1e-9
+
+EXECUTIONS = "flare_scheduler_executions_total"
+EXECUTION_NS = "flare_scheduler_execution_nanoseconds_total"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What is in use at the moment of a snapshot."""
+
+    waiting_requests: int
+    resident_requests: int
+    frames_in_flight: int
+    pages_used: int
+    pages_total: int
+    rows_used: int
+    rows_total: int
+
+
+class EngineStats:
+    """Counts of one engine since it started; `snapshot` is the only way out."""
+
+    __slots__ = ("_active_since_ns", "_counters", "_histograms", "_labelled")
+
+    def __init__(self) -> None:
+        self._counters: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
+        self._labelled: dict[str, Counter[str]] = {name: Counter() for name in _LABELLED}
+        self._histograms = {name: Histogram(LATENCY_BOUNDS_S) for name in _LATENCIES}
+        self._histograms |= {name: Histogram(HOST_BOUNDS_S) for name in _HOST_TIMES}
+        self._active_since_ns: int | None = None
+
+    def on_activity(self, *, is_active: bool, now_ns: int) -> None:
+        """Add the time since the last call while requests were live.
+
+        It is the denominator of the share of wall time spent inside prepared programs.
+        """
+        if self._active_since_ns is not None:
+            self._counters["flare_active_nanoseconds_total"] += now_ns - self._active_since_ns
+        self._active_since_ns = now_ns if is_active else None
+
+    def on_submitted(self) -> None:
+        """Count an accepted request."""
+        self._counters["flare_requests_submitted_total"] += 1
+
+    def on_rejected(self, code: str) -> None:
+        """Count a refused request."""
+        self._labelled["flare_requests_rejected_total"][f'code="{code}"'] += 1
+
+    def on_finished(self, request: LiveRequest, reason: str, now_ns: int) -> None:
+        """Count the end of an accepted request."""
+        self._labelled["flare_requests_finished_total"][f'reason="{reason}"'] += 1
+        duration_s = (now_ns - request.arrival_ns) * _S_PER_NS
+        self._histograms["flare_request_duration_seconds"].observe(duration_s)
+
+    def on_first_dispatch(self, request: LiveRequest, now_ns: int) -> None:
+        """Observe how long a request waited for its first frame."""
+        waited_s = (now_ns - request.arrival_ns) * _S_PER_NS
+        self._histograms["flare_queue_wait_seconds"].observe(waited_s)
+
+    def on_planned(self, *, plan_ns: int, commit_ns: int | None) -> None:
+        """Count a decision; `commit_ns` is None when nothing was committed."""
+        self._counters["flare_scheduler_plan_nanoseconds_total"] += plan_ns
+        self._counters["flare_scheduler_plans_total"] += 1
+        self._histograms["flare_scheduler_plan_seconds"].observe(plan_ns * _S_PER_NS)
+        if commit_ns is not None:
+            self._counters["flare_scheduler_commit_nanoseconds_total"] += commit_ns
+            self._counters["flare_scheduler_commits_total"] += 1
+
+    def on_completed(
+        self, plan: ScheduledPlan, result: FrameResult, *, complete_ns: int, follows_idle: bool
+    ) -> None:
+        """Count a frame that ran: its time, its rows, and the host gap before it."""
+        counters = self._counters
+        counters["flare_scheduler_complete_nanoseconds_total"] += complete_ns
+        counters["flare_scheduler_completes_total"] += 1
+        counters["flare_replay_nanoseconds_total"] += result.device_ns
+        label = f'class="{plan.reason.value}"'
+        self._labelled[EXECUTIONS][label] += 1
+        self._labelled[EXECUTION_NS][label] += result.device_ns
+        graph = f'graph="{plan.graph.name}"'
+        self._labelled["flare_frames_total"][graph] += 1
+        self._labelled["flare_frame_nanoseconds_total"][graph] += result.device_ns
+        if not follows_idle:
+            # A gap that nobody waited in says nothing about the host.
+            counters["flare_host_gap_nanoseconds_total"] += result.host_gap_ns
+            gap_s = result.host_gap_ns * _S_PER_NS
+            self._histograms["flare_host_gap_seconds"].observe(gap_s)
+        useful = len(plan.steps)
+        if plan.graph.kind in _PREFILL_KINDS:
+            useful = sum(step.prompt_tokens for step in plan.steps)
+            counters["flare_prompt_tokens_total"] += useful
+        kind = f'kind="{plan.graph.kind.name.lower()}"'
+        executed = plan.graph.batch_capacity * plan.graph.token_capacity
+        self._labelled["flare_executed_rows_total"][kind] += executed
+        self._labelled["flare_useful_rows_total"][kind] += useful
+
+    def on_failed_frame(self, plan: ScheduledPlan) -> None:
+        """Count a frame whose outputs are void."""
+        self._labelled["flare_failed_frames_total"][f'graph="{plan.graph.name}"'] += 1
+
+    def on_output_tokens(self, count: int) -> None:
+        """Count committed output tokens."""
+        self._counters["flare_output_tokens_total"] += count
+
+    def on_delivery(self, request: LiveRequest, *, tokens: int, now_ns: int) -> None:
+        """Observe one delivery and move the request's delivery time."""
+        self._counters["flare_deliveries_total"] += 1
+        if request.last_delivery_ns is None:
+            waited_s = (now_ns - request.arrival_ns) * _S_PER_NS
+            self._histograms["flare_time_to_first_token_seconds"].observe(waited_s)
+        else:
+            gap_s = (now_ns - request.last_delivery_ns) * _S_PER_NS
+            self._histograms["flare_delivery_gap_seconds"].observe(gap_s)
+            if tokens:
+                per_token = self._histograms["flare_time_per_output_token_seconds"]
+                per_token.observe(gap_s / tokens, times=tokens)
+        request.last_delivery_ns = now_ns
+
+    def on_stall(self) -> None:
+        """Count an intervention of the progress watchdog."""
+        self._counters["flare_engine_stalls_total"] += 1
+
+    def snapshot(self, usage: Usage) -> Stats:
+        """Return everything, with the gauges of `usage`."""
+        active_ns = self._counters["flare_active_nanoseconds_total"]
+        replay_ns = self._counters["flare_replay_nanoseconds_total"]
+        return Stats(
+            gauges={
+                "flare_requests_waiting": float(usage.waiting_requests),
+                "flare_requests_resident": float(usage.resident_requests),
+                "flare_frames_in_flight": float(usage.frames_in_flight),
+                "flare_pages_used": float(usage.pages_used),
+                "flare_pages_total": float(usage.pages_total),
+                "flare_rows_used": float(usage.rows_used),
+                "flare_rows_total": float(usage.rows_total),
+                "flare_program_time_share": replay_ns / active_ns if active_ns else 0.0,
+            },
+            counters={name: float(value) for name, value in self._counters.items()},
+            labelled_counters={
+                name: {label: float(value) for label, value in sorted(counter.items())}
+                for name, counter in self._labelled.items()
+            },
+            histograms={name: value.state() for name, value in self._histograms.items()},
+        )
+
+
+_COUNTERS = (
+    "flare_requests_submitted_total",
+    "flare_prompt_tokens_total",
+    "flare_output_tokens_total",
+    "flare_deliveries_total",
+    "flare_active_nanoseconds_total",
+    "flare_replay_nanoseconds_total",
+    "flare_host_gap_nanoseconds_total",
+    "flare_scheduler_plan_nanoseconds_total",
+    "flare_scheduler_plans_total",
+    "flare_scheduler_commit_nanoseconds_total",
+    "flare_scheduler_commits_total",
+    "flare_scheduler_complete_nanoseconds_total",
+    "flare_scheduler_completes_total",
+    "flare_engine_stalls_total",
+)
+_LABELLED = (
+    "flare_requests_rejected_total",
+    "flare_requests_finished_total",
+    "flare_frames_total",
+    "flare_frame_nanoseconds_total",
+    "flare_failed_frames_total",
+    "flare_executed_rows_total",
+    "flare_useful_rows_total",
+    EXECUTIONS,
+    EXECUTION_NS,
+)
+_LATENCIES = (
+    "flare_time_to_first_token_seconds",
+    "flare_delivery_gap_seconds",
+    "flare_time_per_output_token_seconds",
+    "flare_queue_wait_seconds",
+    "flare_request_duration_seconds",
+)
+_HOST_TIMES = ("flare_host_gap_seconds", "flare_scheduler_plan_seconds")

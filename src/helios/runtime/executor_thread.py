@@ -1,0 +1,130 @@
+"""ThreadExecutor: executes frames in submission order on one thread, at most two in flight.
+
+The thread owns the programs: nothing else calls them after the start. A program that raises fails
+its own frame and nothing more; the thread goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from helios.engine.ports import Clock, Frame, FrameResult, LaneOutput, PreparedProgram
+
+FRAMES_IN_FLIGHT = 2
+"""Frame slots of the transport."""
+
+
+@runtime_checkable
+class SelfTimedProgram(Protocol):
+    """A program that measures its own replay interval, such as one with device events."""
+
+    def device_interval_ns(self) -> int:
+        """Return the interval of the last replay; zero when there is none."""
+        ...
+
+
+class ThreadExecutor:
+    """The Executor port over prepared programs.
+
+    `on_finished` is called on the executor's thread after each frame's result can be polled; it
+    must be quick and thread-safe (the engine loop uses it to wake up from its poll).
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[PreparedProgram],
+        clock: Clock,
+        *,
+        on_finished: Callable[[], None],
+    ) -> None:
+        self._programs = tuple(programs)
+        self._self_timed = tuple(
+            program if isinstance(program, SelfTimedProgram) else None for program in programs
+        )
+        self._clock = clock
+        self._on_finished = on_finished
+        self._inbox: queue.SimpleQueue[tuple[Frame, int] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[FrameResult] = queue.SimpleQueue()
+        self._unfinished = 0
+        self._replay_end_ns: int | None = None
+        self._thread = threading.Thread(target=self._run, name="flare-executor", daemon=True)
+        self._thread.start()
+
+    def submit(self, frame: Frame) -> None:
+        """Hand over a frame. Raises RuntimeError when both frame slots are taken."""
+        if self._unfinished >= FRAMES_IN_FLIGHT:
+            raise RuntimeError(f"both frame slots are taken; frame {frame.fence} has none")
+        self._unfinished += 1
+        self._inbox.put((frame, self._clock.now_ns()))
+
+    def poll(self) -> FrameResult | None:
+        """Return the oldest finished frame, or None."""
+        return self._take(timeout_s=0.0)
+
+    def wait(self, timeout_ns: int) -> FrameResult | None:
+        """Wait for the oldest frame up to a timeout; None when it passed."""
+        return self._take(timeout_s=timeout_ns / 1e9)
+
+    def close(self) -> None:
+        """Finish what is in flight and end the thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _take(self, *, timeout_s: float) -> FrameResult | None:
+        try:
+            if timeout_s <= 0:
+                result = self._results.get_nowait()
+            else:
+                result = self._results.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        self._unfinished -= 1
+        return result
+
+    def _run(self) -> None:
+        """Execute frames until told to end (the executor's thread)."""
+        while (item := self._inbox.get()) is not None:
+            frame, submitted_ns = item
+            self._results.put(self._execute(frame, submitted_ns))
+            self._on_finished()
+
+    def _execute(self, frame: Frame, submitted_ns: int) -> FrameResult:
+        """Load, replay and read one frame; an exception becomes the result's error."""
+        started_ns = self._clock.now_ns()
+        device_ns = 0
+        host_gap_ns = 0
+        lanes: tuple[LaneOutput, ...] = ()
+        error: str | None = None
+        try:
+            program = self._programs[frame.graph_index]
+            program.load(frame)
+            replay_ns = self._clock.now_ns()
+            if self._replay_end_ns is not None:
+                host_gap_ns = replay_ns - self._replay_end_ns
+            try:
+                program.replay()
+            finally:
+                self._replay_end_ns = self._clock.now_ns()
+            self_timed = self._self_timed[frame.graph_index]
+            device_ns = (
+                self._replay_end_ns - replay_ns
+                if self_timed is None
+                else self_timed.device_interval_ns()
+            )
+            lanes = program.read(frame)
+        except Exception as fault:  # noqa: BLE001 - the thread boundary: a fault fails one frame.
+            lanes, device_ns = (), 0
+            error = f"{type(fault).__name__}: {fault}"
+        return FrameResult(
+            fence=frame.fence,
+            lanes=lanes,
+            device_ns=device_ns,
+            submitted_ns=submitted_ns,
+            started_ns=started_ns,
+            finished_ns=self._clock.now_ns(),
+            host_gap_ns=host_gap_ns,
+            error=error,
+        )
