@@ -1,0 +1,1 @@
+"""Plain PyTorch model families over static buffers."""

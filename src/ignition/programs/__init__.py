@@ -1,0 +1,1 @@
+"""One module per way to prepare a program: eager PyTorch, captured CUDA graphs, native code."""

@@ -1,0 +1,125 @@
+"""The named static buffers of every program kind: their specification, and host arrays of them.
+
+The specification is also what capacity planning counts and what the manifest lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+from helios.scheduler import GraphDescriptor, GraphKind
+
+Array = npt.NDArray[Any]
+
+PREFILL_KINDS: Final = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+SAMPLING_FIELDS: Final = (
+    ("temperature", "float32"),
+    ("top_p", "float32"),
+    ("top_k", "int32"),
+    ("min_p", "float32"),
+    ("presence_penalty", "float32"),
+    ("frequency_penalty", "float32"),
+    ("repetition_penalty", "float32"),
+    ("seed", "uint64"),
+    ("top_logprobs", "int32"),
+    ("bias_count", "int32"),
+)
+"""State arrays of one number per row that INITIALIZE installs, and their dtypes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """One static buffer of a program."""
+
+    name: str
+    role: str
+    """input or output."""
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def buffer_specs(
+    graph: GraphDescriptor, *, vocabulary_size: int, pages_per_row: int
+) -> tuple[BufferSpec, ...]:
+    """Return the input and output buffers of a program (B rows, C prompt tokens)."""
+    rows = BufferSpec("rows", "input", (graph.batch_capacity,), "int32")
+    if graph.kind is GraphKind.INITIALIZE:
+        return (rows, *_initialize_inputs(graph.batch_capacity, pages_per_row))
+    if graph.kind is GraphKind.TERMINAL:
+        shape = (graph.batch_capacity,)
+        return (
+            rows,
+            BufferSpec("cached_tokens", "output", shape, "int32"),
+            BufferSpec("output_count", "output", shape, "int32"),
+        )
+    sampled = _sampled_outputs(graph.batch_capacity, vocabulary_size)
+    if graph.kind is GraphKind.DECODE:
+        return (rows, *sampled)
+    prompt = _prompt_inputs(graph.token_capacity)
+    if graph.kind is GraphKind.PREFILL:
+        return (rows, *prompt, *sampled)
+    scores = _score_buffers(graph.token_capacity)
+    return (rows, *prompt, *scores, *sampled)
+
+
+def allocate_buffers(specs: tuple[BufferSpec, ...]) -> dict[str, Array]:
+    """Return zeroed host arrays by name; `rows` starts as all inactive (-1)."""
+    arrays: dict[str, Array] = {
+        spec.name: np.zeros(spec.shape, dtype=np.dtype(spec.dtype)) for spec in specs
+    }
+    arrays["rows"][...] = -1
+    return arrays
+
+
+def _initialize_inputs(batch: int, pages_per_row: int) -> tuple[BufferSpec, ...]:
+    fields = tuple(BufferSpec(name, "input", (batch,), dtype) for name, dtype in SAMPLING_FIELDS)
+    return (
+        BufferSpec("page_table", "input", (batch, pages_per_row), "int32"),
+        *fields,
+        BufferSpec("bias_ids", "input", (batch, MAX_LOGIT_BIAS), "int32"),
+        BufferSpec("bias_values", "input", (batch, MAX_LOGIT_BIAS), "float32"),
+        BufferSpec("stop_token_ids", "input", (batch, MAX_STOP_TOKENS), "int32"),
+    )
+
+
+def _prompt_inputs(capacity: int) -> tuple[BufferSpec, ...]:
+    return (
+        BufferSpec("token_ids", "input", (capacity,), "int32"),
+        BufferSpec("count", "input", (1,), "int32"),
+        BufferSpec("position", "input", (1,), "int32"),
+        BufferSpec("is_final_chunk", "input", (1,), "int32"),
+    )
+
+
+def _score_buffers(capacity: int) -> tuple[BufferSpec, ...]:
+    alternatives = (capacity, MAX_TOP_LOGPROBS)
+    return (
+        BufferSpec("next_prompt_token_id", "input", (1,), "int32"),
+        BufferSpec("prompt_logprobs", "output", (capacity,), "float32"),
+        BufferSpec("prompt_top_ids", "output", alternatives, "int32"),
+        BufferSpec("prompt_top_logprobs", "output", alternatives, "float32"),
+    )
+
+
+def _sampled_outputs(batch: int, vocabulary_size: int) -> tuple[BufferSpec, ...]:
+    return (
+        BufferSpec("tokens", "output", (batch,), "int32"),
+        BufferSpec("produced", "output", (batch,), "uint8"),
+        BufferSpec("terminated", "output", (batch,), "uint8"),
+        BufferSpec("report_count", "output", (batch,), "int32"),
+        BufferSpec("logprobs", "output", (batch,), "float32"),
+        BufferSpec("top_ids", "output", (batch, MAX_TOP_LOGPROBS), "int32"),
+        BufferSpec("top_logprobs", "output", (batch, MAX_TOP_LOGPROBS), "float32"),
+        BufferSpec("last_logits", "output", (batch, vocabulary_size), "float32"),
+    )

@@ -1,0 +1,171 @@
+"""Eager programs: the steps in plain PyTorch on the CPU, over the host's own serving state.
+
+They are the oracle that compiled programs are held against, and the fallback where there is no
+compiler. Weights, activations, keys and values are float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from helios.engine.ports import Frame, LaneOutput
+from helios.scheduler import Catalog, GraphDescriptor, GraphKind
+from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.models.llama import CPU_TILING, LlamaDecoder
+from ignition.programs.buffers import PREFILL_KINDS, allocate_buffers, buffer_specs
+from ignition.programs.frames import check_frame, load_frame, read_frame
+from ignition.programs.steps import (
+    StepContext,
+    decode_step,
+    initialize_step,
+    prefill_step,
+    terminal_step,
+)
+from ignition.programs.tensors import StateTensors, scratch_pool, tensor_of
+from ignition.sampling import RowSampling, sample
+from ignition.state import ServingState
+
+ATTENTION_BLOCK_TOKENS = 256
+
+
+def block_pages_of(pool: PoolGeometry, block_tokens: int) -> int:
+    """Return pages of one attention block: about `block_tokens`, at least one page."""
+    return max(1, block_tokens // pool.page_size_tokens)
+
+
+class EagerProgram:
+    """One program of an EagerModel; implements helios.engine.ports.PreparedProgram."""
+
+    def __init__(self, model: EagerModel, descriptor: GraphDescriptor) -> None:
+        specs = buffer_specs(
+            descriptor,
+            vocabulary_size=model.geometry.vocabulary_size,
+            pages_per_row=model.pool.pages_per_row,
+        )
+        self._model = model
+        self._descriptor = descriptor
+        self._buffers = allocate_buffers(specs)
+        self._tensors = {name: tensor_of(array) for name, array in self._buffers.items()}
+
+    @property
+    def descriptor(self) -> GraphDescriptor:
+        """The catalog identity."""
+        return self._descriptor
+
+    @property
+    def buffers(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The static inputs and outputs by name; `last_logits` holds what was sampled from."""
+        return self._buffers
+
+    def load(self, frame: Frame) -> None:
+        """Write the frame's inputs. Raises FrameError when it does not fit; nothing is written."""
+        check_frame(self._descriptor, frame, self._model.geometry, self._model.pool)
+        load_frame(self._descriptor, frame, self._buffers)
+
+    def replay(self) -> None:
+        """Execute the step on what was loaded."""
+        kind, state = self._descriptor.kind, self._model.context.state
+        if kind is GraphKind.INITIALIZE:
+            initialize_step(state, self._tensors)
+        elif kind is GraphKind.TERMINAL:
+            terminal_step(state, self._tensors)
+        elif kind is GraphKind.DECODE:
+            decode_step(
+                self._model.context,
+                self._tensors,
+                block_count=self._block_count(),
+                with_logprobs=self._wants_logprobs(),
+            )
+        else:
+            assert kind in PREFILL_KINDS
+            prefill_step(
+                self._model.context,
+                self._tensors,
+                block_count=self._block_count(),
+                is_final_chunk=bool(self._buffers["is_final_chunk"][0]),
+                with_scores=kind is GraphKind.SCORED_PREFILL,
+                with_logprobs=self._wants_logprobs(),
+            )
+
+    def read(self, frame: Frame) -> tuple[LaneOutput, ...]:
+        """Return the outputs, one per lane of the frame in its order."""
+        return read_frame(self._descriptor, frame, self._buffers)
+
+    def _active_rows(self) -> npt.NDArray[np.int32]:
+        rows: npt.NDArray[np.int32] = self._buffers["rows"]
+        return rows[rows >= 0]
+
+    def _block_count(self) -> int:
+        """Blocks up to the longest context of the lanes; more would not change a bit."""
+        if self._descriptor.kind is GraphKind.DECODE:
+            cached = self._model.state.cached_tokens[self._active_rows()]
+            reach = int(cached.max(initial=0)) + 1
+        else:
+            reach = int(self._buffers["position"][0] + self._buffers["count"][0])
+        block_tokens = self._model.context.block_pages * self._model.pool.page_size_tokens
+        return max(1, -(-reach // block_tokens))
+
+    def _wants_logprobs(self) -> bool:
+        wanted = self._model.state.top_logprobs[self._active_rows()]
+        return bool((wanted >= 0).any())
+
+
+class EagerModel:
+    """Every program of a catalog in eager PyTorch, over one serving state.
+
+    `weights` maps canonical names to float32 tensors. PyTorch's thread count is process-wide and
+    set here when `threads` is given.
+    """
+
+    def __init__(
+        self,
+        *,
+        geometry: ModelGeometry,
+        pool: PoolGeometry,
+        catalog: Catalog,
+        weights: Mapping[str, Tensor],
+        threads: int | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.geometry = geometry
+        self.pool = pool
+        self.catalog = catalog
+        self.state = ServingState.allocate(geometry, scratch_pool(pool), np.float32)
+        decoder = LlamaDecoder(
+            geometry,
+            weights,
+            tiling=CPU_TILING,
+            context_length_tokens=pool.context_length_tokens,
+        )
+        self.context = StepContext(
+            decoder=decoder,
+            state=StateTensors.of(self.state, pool),
+            sampler=_ReferenceSampler(self.state, pool.row_count),
+            block_pages=block_pages_of(pool, ATTENTION_BLOCK_TOKENS),
+        )
+        self.programs = tuple(EagerProgram(self, graph) for graph in catalog.graphs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ReferenceSampler:
+    """Samples each live row with the NumPy reference, straight from the shared state."""
+
+    state: ServingState
+    scratch_row: int
+
+    def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return int64 [B]; idle rows get token zero."""
+        table = logits.numpy()
+        tokens = [
+            0 if row == self.scratch_row else sample(table[lane], RowSampling.of(self.state, row))
+            for lane, row in enumerate(rows.tolist())
+        ]
+        return torch.tensor(tokens, dtype=torch.int64)

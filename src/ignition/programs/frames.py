@@ -1,0 +1,176 @@
+"""Between frames and host buffers: writes lanes into inputs, reads outputs back into lanes.
+
+A frame that does not fit its program is refused with FrameError before any buffer is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from helios.engine.ports import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKENS,
+    MAX_TOP_LOGPROBS,
+    Frame,
+    FrameLane,
+    LaneOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from helios.scheduler import GraphDescriptor, GraphKind
+from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.programs.buffers import PREFILL_KINDS, SAMPLING_FIELDS
+
+Buffers = Mapping[str, npt.NDArray[Any]]
+
+
+class FrameError(ValueError):
+    """A frame does not fit the program it was given to; no buffer was written."""
+
+
+def check_frame(
+    graph: GraphDescriptor, frame: Frame, model: ModelGeometry, pool: PoolGeometry
+) -> None:
+    """Raise FrameError, naming lane and limit, unless the frame fits the program."""
+    if not 1 <= len(frame.lanes) <= graph.batch_capacity:
+        raise FrameError(f"{graph.name}: {len(frame.lanes)} lanes, capacity {graph.batch_capacity}")
+    rows = [lane.row for lane in frame.lanes]
+    if len(set(rows)) != len(rows):
+        raise FrameError(f"{graph.name}: a row stands in two lanes: {rows}")
+    for lane in frame.lanes:
+        if not 0 <= lane.row < pool.row_count:
+            raise FrameError(f"{graph.name}: row {lane.row} of {pool.row_count}")
+        if graph.kind is GraphKind.INITIALIZE:
+            _check_initialize(graph, lane, model, pool)
+        elif graph.kind in PREFILL_KINDS:
+            _check_prefill(graph, lane, model, pool)
+
+
+def _check_initialize(
+    graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry, pool: PoolGeometry
+) -> None:
+    sampling = lane.sampling
+    if sampling is None:
+        raise FrameError(f"{graph.name}: row {lane.row} has no sampling parameters")
+    if len(lane.pages) > pool.pages_per_row:
+        raise FrameError(
+            f"{graph.name}: row {lane.row} has {len(lane.pages)} pages, more than the "
+            f"{pool.pages_per_row} of a whole context"
+        )
+    if any(not 0 <= page < pool.page_count for page in lane.pages):
+        raise FrameError(f"{graph.name}: row {lane.row} names a page past {pool.page_count - 1}")
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+        raise FrameError(f"{graph.name}: more than {MAX_STOP_TOKENS} stop tokens")
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise FrameError(f"{graph.name}: more than {MAX_LOGIT_BIAS} logit bias entries")
+    if any(not 0 <= token < model.vocabulary_size for token, _ in sampling.logit_bias):
+        raise FrameError(f"{graph.name}: logit bias outside the vocabulary")
+    if not -1 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise FrameError(f"{graph.name}: top_logprobs must be -1 to {MAX_TOP_LOGPROBS}")
+
+
+def _check_prefill(
+    graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry, pool: PoolGeometry
+) -> None:
+    tokens = lane.prompt_token_ids
+    if tokens is None or not 1 <= len(tokens) <= graph.token_capacity:
+        count = 0 if tokens is None else len(tokens)
+        raise FrameError(f"{graph.name}: {count} prompt tokens, capacity {graph.token_capacity}")
+    if tokens.min() < 0 or tokens.max() >= model.vocabulary_size:
+        raise FrameError(f"{graph.name}: prompt token outside {model.vocabulary_size}")
+    if lane.position < 0 or lane.position + len(tokens) > pool.context_length_tokens:
+        raise FrameError(
+            f"{graph.name}: position {lane.position} and {len(tokens)} tokens pass the context of "
+            f"{pool.context_length_tokens}"
+        )
+
+
+def load_frame(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
+    """Write the inputs of a checked frame."""
+    rows = buffers["rows"]
+    rows[...] = -1
+    for index, lane in enumerate(frame.lanes):
+        rows[index] = lane.row
+        if graph.kind is GraphKind.INITIALIZE:
+            assert lane.sampling is not None
+            _load_initialize(index, lane, lane.sampling, buffers)
+    if graph.kind in PREFILL_KINDS:
+        _load_prompt(graph, frame.lanes[0], buffers)
+
+
+def _load_initialize(
+    index: int, lane: FrameLane, sampling: SamplingParams, buffers: Buffers
+) -> None:
+    pages = buffers["page_table"][index]
+    pages[...] = -1
+    pages[: len(lane.pages)] = lane.pages
+    for name, _ in SAMPLING_FIELDS:
+        if name == "bias_count":
+            buffers[name][index] = len(sampling.logit_bias)
+        else:
+            buffers[name][index] = getattr(sampling, name)
+    stops = buffers["stop_token_ids"][index]
+    stops[...] = -1
+    stops[: len(sampling.stop_token_ids)] = sampling.stop_token_ids
+    for entry, (token, value) in enumerate(sampling.logit_bias):
+        buffers["bias_ids"][index, entry] = token
+        buffers["bias_values"][index, entry] = value
+
+
+def _load_prompt(graph: GraphDescriptor, lane: FrameLane, buffers: Buffers) -> None:
+    tokens = lane.prompt_token_ids
+    assert tokens is not None
+    buffers["token_ids"][: len(tokens)] = tokens
+    buffers["token_ids"][len(tokens) :] = 0
+    buffers["count"][0] = len(tokens)
+    buffers["position"][0] = lane.position
+    buffers["is_final_chunk"][0] = lane.is_final_chunk
+    if graph.kind is GraphKind.SCORED_PREFILL:
+        buffers["next_prompt_token_id"][0] = lane.next_prompt_token_id
+
+
+def read_frame(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> tuple[LaneOutput, ...]:
+    """Return the outputs of an executed frame, one per lane in its order."""
+    return tuple(_read_lane(graph, index, lane, buffers) for index, lane in enumerate(frame.lanes))
+
+
+def _read_lane(graph: GraphDescriptor, index: int, lane: FrameLane, buffers: Buffers) -> LaneOutput:
+    if graph.kind is GraphKind.INITIALIZE:
+        return LaneOutput()
+    if graph.kind is GraphKind.TERMINAL:
+        return LaneOutput(
+            cached_tokens=int(buffers["cached_tokens"][index]),
+            output_tokens=int(buffers["output_count"][index]),
+        )
+    scores = _read_scores(lane, buffers) if graph.kind is GraphKind.SCORED_PREFILL else ()
+    if not buffers["produced"][index]:
+        return LaneOutput(prompt_logprobs=scores)
+    report = int(buffers["report_count"][index])
+    token_scores = TokenLogprobs(
+        logprob=float(buffers["logprobs"][index]),
+        top_ids=tuple(buffers["top_ids"][index, : max(report, 0)].tolist()),
+        top_logprobs=tuple(buffers["top_logprobs"][index, : max(report, 0)].tolist()),
+    )
+    return LaneOutput(
+        tokens=(int(buffers["tokens"][index]),),
+        terminated=bool(buffers["terminated"][index]),
+        logprobs=(token_scores,) if report >= 0 else (),
+        prompt_logprobs=scores,
+    )
+
+
+def _read_scores(lane: FrameLane, buffers: Buffers) -> tuple[TokenLogprobs, ...]:
+    assert lane.prompt_token_ids is not None
+    followed = len(lane.prompt_token_ids) - (lane.next_prompt_token_id < 0)
+    report = max(int(buffers["report_count"][0]), 0)
+    return tuple(
+        TokenLogprobs(
+            logprob=float(buffers["prompt_logprobs"][i]),
+            top_ids=tuple(buffers["prompt_top_ids"][i, :report].tolist()),
+            top_logprobs=tuple(buffers["prompt_top_logprobs"][i, :report].tolist()),
+        )
+        for i in range(followed)
+    )

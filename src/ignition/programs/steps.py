@@ -1,0 +1,254 @@
+"""The five program kinds as PyTorch steps over static tensors (docs/design/programs.md section 2).
+
+A step is called directly by the eager programs and captured once by the CUDA programs, so it has
+fixed shapes and never looks at a value on the host. What the host knows anyway (is this chunk the
+last one, how far does the context reach) comes in as plain arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from helios.engine.ports import MAX_TOP_LOGPROBS
+from ignition.models.llama import LlamaDecoder, StepInputs, plan_blocks
+from ignition.programs.buffers import SAMPLING_FIELDS
+from ignition.programs.tensors import StateTensors
+from ignition.sampling_torch import order_keys, token_of_key
+
+Tensors = Mapping[str, Tensor]
+
+_MOST_COUNTED: Final = 32_767
+_SCORE_ROWS: Final = 64
+"""Rows whose logits exist at one time in scored prefill; bounds its workspace."""
+
+
+class RowSampler(Protocol):
+    """Chooses the next token of each row."""
+
+    def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return int64 [B] tokens from float32 logits [B, V] and int64 rows [B]."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """What every step of one model shares."""
+
+    decoder: LlamaDecoder
+    state: StateTensors
+    sampler: RowSampler
+    block_pages: int
+    """Pages of one attention block."""
+
+
+@torch.inference_mode()
+def initialize_step(state: StateTensors, buffers: Tensors) -> None:
+    """Install B rows (2.1)."""
+    rows = state.rows_or_scratch(buffers["rows"])
+    installed = ("page_table", "stop_token_ids", "bias_ids", "bias_values")
+    for name in (*installed, *(name for name, _ in SAMPLING_FIELDS)):
+        state.rows[name].index_copy_(0, rows, buffers[name])
+    for name in ("pending_token", "output_count", "finished", "output_counts", "prompt_seen"):
+        state.rows[name].index_fill_(0, rows, 0)
+    state.rows["cached_tokens"].index_fill_(0, rows, 0)
+
+
+@torch.inference_mode()
+def terminal_step(state: StateTensors, buffers: Tensors) -> None:
+    """Report and clear B rows (2.5)."""
+    rows = state.rows_or_scratch(buffers["rows"])
+    for name in ("cached_tokens", "output_count"):
+        buffers[name].copy_(state.rows[name].index_select(0, rows))
+    state.rows["page_table"].index_fill_(0, rows, -1)
+    for name in ("cached_tokens", "output_count", "pending_token", "finished"):
+        state.rows[name].index_fill_(0, rows, 0)
+
+
+@torch.inference_mode()
+def decode_step(
+    context: StepContext, buffers: Tensors, *, block_count: int, with_logprobs: bool
+) -> None:
+    """Feed the pending token of B rows and sample the next one (2.4)."""
+    state = context.state
+    requested = state.rows_or_scratch(buffers["rows"])
+    is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
+    rows = torch.where(is_live, requested, state.scratch_row)
+    positions = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
+    # The scratch row's own counters move with every idle lane, so they must never be positions.
+    positions = torch.where(is_live, positions, 0)[:, None]
+
+    tokens = state.rows["pending_token"].index_select(0, rows).to(torch.int64)
+    hidden = _run_decoder(
+        context,
+        rows=rows,
+        tokens=tokens[:, None],
+        positions=positions,
+        is_used=is_live[:, None],
+        block_count=block_count,
+    )
+    state.rows["cached_tokens"].index_copy_(0, rows, (positions[:, 0] + 1).to(torch.int32))
+    _sample_and_commit(
+        context,
+        buffers,
+        rows=rows,
+        is_live=is_live,
+        hidden=hidden,
+        with_logprobs=with_logprobs,
+    )
+
+
+@torch.inference_mode()
+def prefill_step(
+    context: StepContext,
+    buffers: Tensors,
+    *,
+    block_count: int,
+    is_final_chunk: bool,
+    with_scores: bool,
+    with_logprobs: bool,
+) -> None:
+    """Consume up to C prompt tokens of one row (2.2), scoring them when asked to (2.3)."""
+    state = context.state
+    rows = state.rows_or_scratch(buffers["rows"])
+    tokens, index = _padded_prompt(buffers["token_ids"])
+    is_used = (index < buffers["count"]) & (buffers["rows"] >= 0)
+    positions = torch.where(is_used, buffers["position"] + index, 0)
+    hidden = _run_decoder(
+        context,
+        rows=rows,
+        tokens=tokens[None],
+        positions=positions[None],
+        is_used=is_used[None],
+        block_count=block_count,
+    )
+
+    seen_rows = torch.where(is_used, rows, state.scratch_row)
+    one = torch.ones((), dtype=torch.uint8, device=tokens.device)
+    state.rows["prompt_seen"].index_put_((seen_rows, tokens), one)
+    end = buffers["position"] + buffers["count"]
+    state.rows["cached_tokens"].index_copy_(0, rows, end)
+
+    if with_scores:
+        _score_prompt(context, buffers, hidden)
+        buffers["report_count"].copy_(state.rows["top_logprobs"].index_select(0, rows))
+    if is_final_chunk:
+        last = hidden.index_select(0, (buffers["count"] - 1).clamp(min=0).to(torch.int64))
+        _sample_and_commit(
+            context,
+            buffers,
+            rows=rows,
+            is_live=buffers["rows"] >= 0,
+            hidden=last,
+            with_logprobs=with_logprobs,
+        )
+    else:
+        buffers["produced"].zero_()
+
+
+def _padded_prompt(token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int64 tokens and their index, padded to the four rows that attention counts in."""
+    padded = torch.nn.functional.pad(token_ids, (0, -token_ids.shape[0] % 4)).to(torch.int64)
+    return padded, torch.arange(padded.shape[0], device=padded.device)
+
+
+def _run_decoder(
+    context: StepContext,
+    *,
+    rows: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    is_used: Tensor,
+    block_count: int,
+) -> Tensor:
+    """Return hidden rows [B * W, hidden] of int64 tokens and positions [B, W]."""
+    state, page_size = context.state, context.state.served.page_size_tokens
+    table = state.rows["page_table"].index_select(0, rows).to(torch.int64)
+    table = torch.where(table < 0, state.scratch_page, table)
+    pages = table.gather(1, positions // page_size)
+    slots = pages * page_size + positions % page_size
+    slots = torch.where(is_used, slots, state.scratch_page * page_size)
+
+    blocks = plan_blocks(
+        table,
+        positions,
+        page_size=page_size,
+        block_pages=context.block_pages,
+        block_count=block_count,
+    )
+    inputs = StepInputs(
+        token_ids=tokens, positions=positions, write_slots=slots.reshape(-1), blocks=blocks
+    )
+    return context.decoder.hidden(inputs, state.keys, state.values)
+
+
+def _sample_and_commit(
+    context: StepContext,
+    buffers: Tensors,
+    *,
+    rows: Tensor,
+    is_live: Tensor,
+    hidden: Tensor,
+    with_logprobs: bool,
+) -> None:
+    """Sample one token per row (section 3) and commit it; idle rows commit to the scratch row."""
+    logits = context.decoder.logits(hidden)
+    tokens = context.sampler(logits, rows)
+    state = context.state.rows
+
+    state["pending_token"].index_copy_(0, rows, tokens.to(torch.int32))
+    counted = state["output_counts"][rows, tokens].clamp(max=_MOST_COUNTED - 1) + 1
+    state["output_counts"].index_put_((rows, tokens), counted)
+    count = state["output_count"].index_select(0, rows) + 1
+    state["output_count"].index_copy_(0, rows, count)
+    stops = state["stop_token_ids"].index_select(0, rows)
+    is_stop = (stops == tokens[:, None]).any(dim=1)
+    state["finished"].index_copy_(0, rows, is_stop.to(torch.uint8))
+
+    buffers["last_logits"].copy_(logits)
+    buffers["tokens"].copy_(tokens)
+    buffers["produced"].copy_(is_live)
+    buffers["terminated"].copy_(is_stop)
+    buffers["report_count"].copy_(state["top_logprobs"].index_select(0, rows))
+    if with_logprobs:
+        chosen, top_ids, top = _report(logits, tokens)
+        buffers["logprobs"].copy_(chosen)
+        buffers["top_ids"].copy_(top_ids)
+        buffers["top_logprobs"].copy_(top)
+
+
+def _score_prompt(context: StepContext, buffers: Tensors, hidden: Tensor) -> None:
+    """Score the prompt token that follows each consumed one, a few rows of logits at a time."""
+    capacity = buffers["token_ids"].shape[0]
+    following = torch.roll(buffers["token_ids"].to(torch.int64), -1)
+    index = torch.arange(capacity, device=following.device)
+    is_last = index == buffers["count"] - 1
+    following = torch.where(is_last, buffers["next_prompt_token_id"].to(torch.int64), following)
+    following = following.clamp(min=0)
+    for start in range(0, capacity, _SCORE_ROWS):
+        part = slice(start, min(start + _SCORE_ROWS, capacity))
+        chosen, top_ids, top = _report(context.decoder.logits(hidden[part]), following[part])
+        buffers["prompt_logprobs"][part].copy_(chosen)
+        buffers["prompt_top_ids"][part].copy_(top_ids)
+        buffers["prompt_top_logprobs"][part].copy_(top)
+
+
+def _report(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities [N] of tokens, and ids and log-probabilities [N, most] of the top.
+
+    Taken from the raw distribution with float64 sums. A vocabulary smaller than the report repeats
+    its least likely token, which no reader asks for.
+    """
+    wide = logits.to(torch.float64)
+    normalizer = torch.logsumexp(wide, dim=-1, keepdim=True)
+    most = min(MAX_TOP_LOGPROBS, logits.shape[1])
+    top_ids = token_of_key(order_keys(logits).topk(most, dim=-1).values)
+    if most < MAX_TOP_LOGPROBS:
+        filler = top_ids[:, -1:].expand(-1, MAX_TOP_LOGPROBS - most)
+        top_ids = torch.cat([top_ids, filler], dim=-1)
+    chosen = wide.gather(1, tokens[:, None])[:, 0] - normalizer[:, 0]
+    return chosen, top_ids, wide.gather(1, top_ids) - normalizer
