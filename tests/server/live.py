@@ -31,6 +31,7 @@ class Live:
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = uvicorn.Server(uvicorn_config(self.app))
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.http = httpx.Client(base_url=self.url, verify=False, trust_env=False, timeout=30)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
@@ -45,6 +46,7 @@ class Live:
         until(lambda: self.server.started)
 
     def stop(self) -> None:
+        self.http.close()
         self.server.should_exit = self.server.force_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()
@@ -55,11 +57,11 @@ class Live:
         self.loop.call_soon_threadsafe(function)
 
     def post(self, path: str, **fields: object) -> httpx.Response:
-        return httpx.post(self.url + path, json={"model": "scripted", **fields}, timeout=30)
+        return self.http.post(path, json={"model": "scripted", **fields})
 
     def metric(self, line_start: str) -> float:
         """Return the value of the one metrics line that starts so."""
-        lines = httpx.get(self.url + "/metrics").text.splitlines()
+        lines = self.http.get("/metrics").text.splitlines()
         (found,) = [line for line in lines if line.startswith(line_start)]
         return float(found.rpartition(" ")[2])
 

@@ -96,9 +96,10 @@ class ChoiceStreams:
         return event if isinstance(event, Exception) else EngineFailedError(f"sent {event!r}")
 
     async def _pump(self, index: int, submit: Submit) -> None:
-        events = self._submit(submit)
+        events: AsyncIterator[EngineEvent] | None = None
         ended = False
         try:
+            events = self._submit(submit)
             async for event in events:
                 ended = isinstance(event, Finished | Rejected)
                 await self._queue.put((index, event))
@@ -107,7 +108,8 @@ class ChoiceStreams:
         except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
             await self._queue.put((index, error))
         finally:
-            await close(events)
+            if events is not None:
+                await close(events)
 
 
 class EngineFailedError(Exception):
