@@ -21,7 +21,7 @@ class Request:
 
     __slots__ = (
         "arrival",
-        "arrival_shares",
+        "competitors",
         "delivery_price",
         "end_token_seen",
         "epoch",
@@ -62,8 +62,8 @@ class Request:
         """Submitted frames that hold this request."""
         self.last_used = -1
         """Commit number of the last frame that held it."""
-        self.arrival_shares = 0.0
-        """Normalised price at arrival, until a reference rate makes it physical."""
+        self.competitors = 0
+        """Resident participants at its seating, itself included; its arrival price needs them."""
         self.token_price: float | None = None
         self.delivery_price: float | None = None
         """Absent until the first publication."""

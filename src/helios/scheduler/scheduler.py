@@ -162,10 +162,9 @@ class Scheduler:
             request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
             request.move(Event.SEAT, self._version)
             self._table.resident.append(request)
-            competitors = sum(
+            request.competitors = sum(
                 Phase.INITIALIZING <= other.phase <= Phase.DECODE for other in self._table.resident
             )
-            request.arrival_shares = self._policy.arrival_shares * competitors
 
     # Endings that the host decides ----------------------------------------------------------------
 
@@ -302,7 +301,7 @@ class Scheduler:
                 for request in share.requests:
                     if request.token_price is None:
                         request.token_price = arrival_price(
-                            request.arrival_shares, share.token_rate
+                            self._policy.arrival_shares, request.competitors, share.token_rate
                         )
         for request in requests:
             request.queued += 1

@@ -1,8 +1,8 @@
 """Service prices: the entropy-dual flow in physical units, and its reference rates.
 
 A price p (ms per unit of service) is the dual of a service rate. In normalised form q = p*r the
-flow is dq/dt = (1 - h*q)/tau with h = s/(d*r); written for p itself (docs/design/scheduling-utility.md
-section 2) the reference rate r only sets the speed of the move, never its target d/s.
+flow is dq/dt = (1 - h*q)/tau with h = s/(d*r). Written for p itself, the reference rate r only sets
+the speed of the move, never its target d/s (docs/design/scheduling-utility.md section 2).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def flow_over(
     return Flow(math.exp(-exponent), (interval_ms / served) * -math.expm1(-exponent))
 
 
-def arrival_price(shares: float, reference_rate: float) -> float:
-    """Return a newcomer's physical price for the normalised price q0 = `shares`."""
-    return clamped(shares / reference_rate)
+def arrival_price(shares: float, residents: int, reference_rate: float) -> float:
+    """Return a newcomer's price for q0 = shares * residents, as if it had been getting 1/N."""
+    return clamped(shares * residents / reference_rate)
 
 
 def reference_interval_ms(

@@ -160,7 +160,7 @@ def _project_prompts(view: View, coordinates: Coordinates, frame: Frame | None) 
         price = request.token_price
         if price is None:
             rate = prefill_rate(view, request, count)
-            price = arrival_price(request.arrival_shares, rate) if rate is not None else 0.0
+            price = 0.0 if rate is None else _arrival_price(view, request, rate)
         view.prompt_prices[request] = price
     if frame is None:
         return
@@ -171,6 +171,10 @@ def _project_prompts(view: View, coordinates: Coordinates, frame: Frame | None) 
             for request in share.requests:
                 if request in view.prompt_prices:
                     view.prompt_prices[request] = idle.apply(view.prompt_prices[request])
+
+
+def _arrival_price(view: View, request: Request, rate: float) -> float:
+    return arrival_price(view.policy.arrival_shares, request.competitors, rate)
 
 
 _STILL = Flow(1.0, 0.0)
@@ -194,7 +198,7 @@ def _project_decoders(view: View, coordinates: Coordinates, frame: Frame | None)
     for request in view.decoders:
         token, delivery = request.token_price, request.delivery_price
         if token is None:
-            token = arrival_price(request.arrival_shares, 1.0 / reference) if reference else 0.0
+            token = _arrival_price(view, request, 1.0 / reference) if reference else 0.0
         if request.queued:
             token = served.apply(token) if token else token
             delivery = served.apply(delivery) if delivery is not None else duration_ms
