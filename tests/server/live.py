@@ -38,6 +38,7 @@ class Live:
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
             await self.server.serve(sockets=[self.listener])
+            self.app.state.service.encoder.close()
 
         asyncio.run(main())
 
@@ -59,11 +60,16 @@ class Live:
     def post(self, path: str, **fields: object) -> httpx.Response:
         return self.http.post(path, json={"model": "scripted", **fields})
 
-    def metric(self, line_start: str) -> float:
-        """Return the value of the one metrics line that starts so."""
+    def metric(self, line_start: str) -> float | None:
+        """Return the value of the one metrics line that starts so, if there is one."""
         lines = self.http.get("/metrics").text.splitlines()
-        (found,) = [line for line in lines if line.startswith(line_start)]
-        return float(found.rpartition(" ")[2])
+        found = [line for line in lines if line.startswith(line_start)]
+        assert len(found) <= 1
+        return float(found[0].rpartition(" ")[2]) if found else None
+
+    def until_metric(self, line_start: str, value: float) -> None:
+        """Wait for a metric: a request is counted just after its answer."""
+        until(lambda: self.metric(line_start) == value)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)

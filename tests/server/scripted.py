@@ -45,6 +45,7 @@ class ByteText:
 
     vocabulary_size = VOCABULARY_SIZE
     eos_token_ids = (END,)
+    control_token_ids = frozenset({START, END})
     longest_token_bytes = 1
 
     def __init__(self) -> None:
@@ -145,6 +146,9 @@ class ScriptedBackend:
         sent = 0
         while sent < len(tokens):
             await asyncio.sleep(self.delay_s)
+            if self.closed:
+                yield self._finished(request, "error", sent, error="closed")
+                return
             if self.gate is not None and sent:
                 await self.gate.wait()
             if self.fail_after_steps is not None and sent >= self.fail_after_steps:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.applications import Starlette
@@ -60,17 +58,10 @@ def create_app(backend: EngineBackend, text: TextModel, config: ServerConfig) ->
         routes=routes,
         middleware=_middleware(service, [route.path for route in routes]),
         exception_handlers={ApiError: _refuse, HTTPException: _refuse_http},
-        lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
     app.state.service = service
     return app
-
-
-@contextlib.asynccontextmanager
-async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    yield
-    app.state.service.encoder.close()
 
 
 def _middleware(service: Service, paths: list[str]) -> list[Middleware]:

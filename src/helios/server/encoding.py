@@ -20,6 +20,7 @@ class PromptEncoder:
     def __init__(self, text: TextModel, *, inline_text_length: int) -> None:
         self._text = text
         self._inline_text_length = inline_text_length
+        self._longest_token_bytes = text.longest_token_bytes
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "flare-tokenizer")
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class PromptEncoder:
 
         A character is at least one byte and a token at most `longest_token_bytes`.
         """
-        least = length // self._text.longest_token_bytes
+        least = length // self._longest_token_bytes
         if least > limit_tokens:
             raise _too_long(f"at least {least}", limit_tokens, param)
 

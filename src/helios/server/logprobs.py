@@ -22,6 +22,7 @@ class TokenNames:
     """Names and bytes of tokens, remembered: the same few alternatives come again and again."""
 
     def __init__(self, text: TextModel) -> None:
+        self.control = text.control_token_ids
         self.of = functools.lru_cache(maxsize=65536)(functools.partial(_name_and_bytes, text))
 
 
@@ -68,7 +69,8 @@ class CompletionLogprobsBuilder:
             name, data = self._names.of(entry.token_id)
             built.tokens.append(name)
             built.text_offset.append(self._offset)
-            self._offset += len(self._decoder.decode(data))
+            if entry.token_id not in self._names.control:
+                self._offset += len(self._decoder.decode(data))
             if entry.logprob is None:
                 built.token_logprobs.append(None)
                 built.top_logprobs.append(None)

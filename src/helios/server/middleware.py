@@ -5,6 +5,7 @@ Nothing here touches bodies, so that streams pass through and disconnects stay v
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -65,6 +66,9 @@ class CallMiddleware:
             # The answer is cut off; ending without the last chunk makes the server drop the
             # connection.
             call.status = CLIENT_CLOSED_REQUEST
+        except asyncio.CancelledError:
+            # The process is ending by force; nobody waits for this task.
+            call.outcome = "stopped"
         except EngineFailedError as error:
             await engine_failed(error, call).response()(scope, receive, send)
         except Exception:

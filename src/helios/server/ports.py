@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 
@@ -17,6 +17,11 @@ class TextModel(Protocol):
     @property
     def eos_token_ids(self) -> Sequence[int]:
         """The model's own end tokens."""
+        ...
+
+    @property
+    def control_token_ids(self) -> Set[int]:
+        """Tokens that show as no text."""
         ...
 
     @property

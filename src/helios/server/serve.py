@@ -25,6 +25,7 @@ from helios.server.service import Service
 _log = logging.getLogger("helios.server")
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_LAST_WORDS_S = 2.0
 
 
 class AddressError(Exception):
@@ -36,12 +37,14 @@ def bind(host: str, port: int) -> socket.socket:
 
     Port 0 takes any free one. Raises AddressError.
     """
+    if not 0 <= port <= 65535:
+        raise AddressError(f"cannot listen on port {port}: ports are 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise AddressError(f"cannot listen on {host} port {port}: {error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +84,8 @@ class DrainingServer(uvicorn.Server):
             self._drain = asyncio.create_task(self._drain_then_exit())
         else:
             _log.warning("%s again: stopping now", name)
-            self.should_exit = self.force_exit = True
+            self._drain.cancel()
+            self._drain = asyncio.create_task(self._stop_now())
 
     async def _drain_then_exit(self) -> None:
         try:
@@ -91,8 +95,16 @@ class DrainingServer(uvicorn.Server):
                     await self._service.backend.drain()
         except TimeoutError:
             _log.warning("not drained within %g s: stopping now", self._drain_timeout_s)
-            self.force_exit = True
+            await self._stop_now()
         self.should_exit = True
+
+    async def _stop_now(self) -> None:
+        """Stop the engine, which ends every stream with an error, and give those time to leave."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._service.backend.close()
+                await self._service.admission.drained()
+        self.should_exit = self.force_exit = True
 
 
 def run(
@@ -128,6 +140,7 @@ async def serve(
     finally:
         listener.close()
         await service.backend.close()
+        service.encoder.close()
         if starting is not None:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -150,7 +163,7 @@ def uvicorn_config(app: Starlette) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         ws="none",
-        lifespan="on",
+        lifespan="off",
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
