@@ -28,7 +28,7 @@ _BACKLOG = 2048
 _LAST_WORDS_S = 2.0
 
 
-class AddressError(Exception):
+class AddressError(OSError):
     """The address cannot be listened on; the message says why."""
 
 
