@@ -92,9 +92,7 @@ def test_scored_prefill_logprobs_equal_transformers(family: str) -> None:
     )[0]
     last = driver.run(
         "scored-prefill-c32",
-        lane(
-            1, position=32, prompt_token_ids=np.array(prompt[32:], np.int32), is_final_chunk=True
-        ),
+        lane(1, position=32, prompt_token_ids=np.array(prompt[32:], np.int32), is_final_chunk=True),
     )[0]
     expected = torch.log_softmax(
         torch.from_numpy(reference_logits(family, prompt)).double(), dim=-1

@@ -1,4 +1,4 @@
-"""Tiny random models of each family, as transformers modules and as checkpoints of the same weights."""
+"""Tiny random models of each family: transformers modules and checkpoints of the same weights."""
 
 from __future__ import annotations
 

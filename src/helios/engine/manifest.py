@@ -98,5 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineEntry
     files: dict[str, str]
     """File name inside the package -> sha256."""
+    sizes_bytes: dict[str, int] = {}
+    """File name inside the package -> size; what opening checks of files too large to hash."""
     costs_ns: dict[str, int] = {}
     """Graph name -> replay duration measured at prepare time; it seeds stale estimates only."""

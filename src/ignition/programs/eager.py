@@ -153,6 +153,9 @@ class EagerModel:
         )
         self.programs = tuple(EagerProgram(self, graph) for graph in catalog.graphs)
 
+    def close(self) -> None:
+        """Nothing to release: PyTorch owns threads and memory of the process."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ReferenceSampler:

@@ -1,0 +1,402 @@
+"""Capacity planning: which programs to prepare, and what rows, pages and memory they are given.
+
+Planning is arithmetic on the model's geometry. It reads no weights and asks the machine nothing:
+the memory of the machine comes in as a number, so the same options always give the same plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ResourceConfig
+from ignition.capacity_costs import (
+    compile_seconds,
+    kv_bytes_per_token,
+    prepare_seconds,
+    row_bytes,
+    weight_bytes,
+    workspace_bytes,
+)
+from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.programs.buffers import BufferSpec, buffer_specs
+
+MAX_CONCURRENCY: Final = 64
+DEFAULT_PREFILL_CAPACITIES: Final = (16, 32, 64, 128, 256, 512)
+DEFAULT_SCORED_CAPACITIES: Final = (64, 256)
+BACKENDS: Final = ("native", "eager", "cuda")
+PRECISIONS: Final = ("int8", "fp32")
+PAGE_SIZES: Final = (16, 32, 64)
+
+_GIB: Final = 1 << 30
+_MIB: Final = 1 << 20
+_DEFAULT_KV_LIMIT_BYTES: Final = 4 * _GIB
+
+_PURPOSES: Final = {
+    GraphKind.INITIALIZE: "binds up to {b} admitted requests to rows: pages, sampling, counters",
+    GraphKind.PREFILL: "consumes up to {w} prompt tokens of one request; samples after the last",
+    GraphKind.SCORED_PREFILL: "prefill of up to {w} tokens that also scores each prompt token",
+    GraphKind.DECODE: "one output token for each of up to {b} running requests",
+    GraphKind.TERMINAL: "retires up to {b} finished requests: final counters, rows cleared",
+}
+
+
+class CapacityError(ValueError):
+    """The options cannot be planned; the message names the option and what would fit."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option = option
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityOptions:
+    """What the caller asks for; None means that planning decides."""
+
+    backend: str
+    """native, eager or cuda."""
+    precision: str
+    """int8 (native only) or fp32."""
+    concurrency: int = 16
+    """Resident request rows, 1 to MAX_CONCURRENCY."""
+    context_length_tokens: int | None = None
+    """Longest prompt plus output; None: the model's own."""
+    page_size_tokens: int = 16
+    memory_bytes: int | None = None
+    """Budget for everything the engine allocates for the model; None: pages for every row up to the
+    context, of at most 4 GiB or a quarter of the machine's memory."""
+    prefill_capacities: tuple[int, ...] | None = None
+    scored_capacities: tuple[int, ...] | None = None
+    request_buckets: tuple[int, ...] | None = None
+    """Row capacities of initialize, decode and terminal programs; the largest covers every row."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProgram:
+    """One program to prepare."""
+
+    graph: GraphDescriptor
+    purpose: str
+    buffers: tuple[BufferSpec, ...]
+    prepare_s: float
+    """Estimated seconds that this program adds to preparing."""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the program's own static inputs and outputs."""
+        return sum(buffer.size_bytes for buffer in self.buffers)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes by use."""
+
+    weights_bytes: int
+    kv_bytes: int
+    state_bytes: int
+    program_bytes: int
+    """Static inputs and outputs of all programs."""
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together."""
+        return (
+            self.weights_bytes
+            + self.kv_bytes
+            + self.state_bytes
+            + self.program_bytes
+            + self.workspace_bytes
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPlan:
+    """What `prepare` will build and what it will cost."""
+
+    geometry: ModelGeometry
+    pool: PoolGeometry
+    backend: str
+    precision: str
+    programs: tuple[PlannedProgram, ...]
+    """In catalog order."""
+    memory: MemoryPlan
+    compile_s: float
+    """Estimated seconds of preparing that no single program causes."""
+    notes: tuple[str, ...] = ()
+    """Decisions that a reader should know of, one sentence each."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The planned programs as the scheduler sees them."""
+        return Catalog.of(program.graph for program in self.programs)
+
+    @property
+    def resources(self) -> ResourceConfig:
+        """The planned rows and pages as the scheduler sees them."""
+        return resources_of(self.pool)
+
+    @property
+    def prepare_s(self) -> float:
+        """Estimated seconds of preparing everything."""
+        return self.compile_s + sum(program.prepare_s for program in self.programs)
+
+    def to_document(self) -> dict[str, object]:
+        """Return the plan as plain JSON values."""
+        programs = [
+            {
+                "name": program.graph.name,
+                "kind": kind_name(program.graph.kind),
+                "batch_capacity": program.graph.batch_capacity,
+                "token_capacity": program.graph.token_capacity,
+                "purpose": program.purpose,
+                "buffer_bytes": program.buffer_bytes,
+                "prepare_s": program.prepare_s,
+                "buffers": [dataclasses.asdict(buffer) for buffer in program.buffers],
+            }
+            for program in self.programs
+        ]
+        return {
+            "geometry": dataclasses.asdict(self.geometry),
+            "pool": dataclasses.asdict(self.pool),
+            "backend": self.backend,
+            "precision": self.precision,
+            "programs": programs,
+            "memory": {
+                **dataclasses.asdict(self.memory),
+                "total_bytes": self.memory.total_bytes,
+            },
+            "compile_s": self.compile_s,
+            "prepare_s": self.prepare_s,
+            "notes": list(self.notes),
+        }
+
+
+def kind_name(kind: GraphKind) -> str:
+    """Return the name of a kind as catalogs and manifests spell it."""
+    return kind.name.lower().replace("_", "-")
+
+
+def resources_of(pool: PoolGeometry) -> ResourceConfig:
+    """Return a pool as the scheduler sees it."""
+    return ResourceConfig(
+        row_count=pool.row_count,
+        page_count=pool.page_count,
+        page_size_tokens=pool.page_size_tokens,
+        context_length_tokens=pool.context_length_tokens,
+    )
+
+
+def plan_capacity(
+    geometry: ModelGeometry, options: CapacityOptions, *, machine_memory_bytes: int
+) -> CapacityPlan:
+    """Plan programs, rows and pages. Raises CapacityError, naming the option."""
+    _check_options(options)
+    context = _context_of(geometry, options)
+    graphs = plan_graphs(options, context)
+    fixed = _fixed_memory(geometry, options, graphs, context)
+    page_bytes = options.page_size_tokens * kv_bytes_per_token(geometry, options.precision)
+    pages, notes = _page_count(
+        options, fixed.total_bytes, page_bytes, context, machine_memory_bytes
+    )
+    if pages * options.page_size_tokens < context:
+        shorter = dataclasses.replace(
+            options, context_length_tokens=pages * options.page_size_tokens
+        )
+        reduced = plan_capacity(geometry, shorter, machine_memory_bytes=machine_memory_bytes)
+        return dataclasses.replace(reduced, notes=(*notes, *reduced.notes))
+
+    pool = PoolGeometry(
+        row_count=options.concurrency,
+        page_count=pages,
+        page_size_tokens=options.page_size_tokens,
+        context_length_tokens=context,
+    )
+    return CapacityPlan(
+        geometry=geometry,
+        pool=pool,
+        backend=options.backend,
+        precision=options.precision,
+        programs=tuple(_planned(geometry, options, graph, pool) for graph in graphs),
+        memory=dataclasses.replace(fixed, kv_bytes=pages * page_bytes),
+        compile_s=compile_seconds(options.backend),
+        notes=notes,
+    )
+
+
+def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor, ...]:
+    """Return the descriptors to prepare, in catalog order. Raises CapacityError."""
+    buckets = _buckets(options)
+    prefill = _prompt_capacities(
+        "--prefill-capacities", options.prefill_capacities, DEFAULT_PREFILL_CAPACITIES, context
+    )
+    scored = _prompt_capacities(
+        "--scored-capacities", options.scored_capacities, DEFAULT_SCORED_CAPACITIES, context
+    )
+    graphs = [
+        GraphDescriptor(kind=kind, batch_capacity=bucket)
+        for kind in (GraphKind.INITIALIZE, GraphKind.DECODE, GraphKind.TERMINAL)
+        for bucket in buckets
+    ]
+    for kind, capacities in ((GraphKind.PREFILL, prefill), (GraphKind.SCORED_PREFILL, scored)):
+        graphs += [
+            GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=capacity)
+            for capacity in capacities
+        ]
+    return Catalog.of(graphs).graphs
+
+
+def _check_options(options: CapacityOptions) -> None:
+    if options.backend not in BACKENDS:
+        raise CapacityError("--backend", f"{options.backend!r} is none of {', '.join(BACKENDS)}")
+    if options.precision not in PRECISIONS:
+        raise CapacityError(
+            "--precision", f"{options.precision!r} is none of {', '.join(PRECISIONS)}"
+        )
+    if options.precision == "int8" and options.backend != "native":
+        raise CapacityError("--precision", f"int8 needs native programs, not {options.backend}")
+    if not 1 <= options.concurrency <= MAX_CONCURRENCY:
+        raise CapacityError(
+            "--concurrency", f"must be 1 to {MAX_CONCURRENCY}, not {options.concurrency}"
+        )
+    if options.page_size_tokens not in PAGE_SIZES:
+        raise CapacityError(
+            "--page-size", f"must be one of {PAGE_SIZES}, not {options.page_size_tokens}"
+        )
+
+
+def _context_of(geometry: ModelGeometry, options: CapacityOptions) -> int:
+    longest = geometry.context_length_tokens
+    context = longest if options.context_length_tokens is None else options.context_length_tokens
+    if not 2 <= context <= longest:
+        raise CapacityError("--context", f"must be 2 to the model's {longest}, not {context}")
+    return context
+
+
+def _buckets(options: CapacityOptions) -> tuple[int, ...]:
+    if options.request_buckets is None:
+        padded = 1 << (options.concurrency - 1).bit_length()
+        return tuple(1 << power for power in range(padded.bit_length()))
+    buckets = tuple(sorted(set(options.request_buckets)))
+    if not buckets or buckets[0] < 1 or buckets[-1] > MAX_CONCURRENCY:
+        raise CapacityError("--request-buckets", f"each must be 1 to {MAX_CONCURRENCY}")
+    if buckets[-1] < options.concurrency:
+        raise CapacityError(
+            "--request-buckets",
+            f"the largest is {buckets[-1]}, which leaves the {options.concurrency} rows of "
+            "--concurrency without a program that holds them all",
+        )
+    return buckets
+
+
+def _prompt_capacities(
+    option: str, asked: tuple[int, ...] | None, default: tuple[int, ...], context: int
+) -> tuple[int, ...]:
+    if asked is None:
+        return tuple(capacity for capacity in default if capacity <= context) or (context,)
+    capacities = tuple(sorted(set(asked)))
+    if not capacities or capacities[0] < 1 or capacities[-1] > context:
+        raise CapacityError(option, f"each must be 1 to the context of {context} tokens")
+    return capacities
+
+
+def _fixed_memory(
+    geometry: ModelGeometry,
+    options: CapacityOptions,
+    graphs: tuple[GraphDescriptor, ...],
+    context: int,
+) -> MemoryPlan:
+    """Return everything but the pages."""
+    pool = PoolGeometry(
+        row_count=options.concurrency,
+        page_count=1,
+        page_size_tokens=options.page_size_tokens,
+        context_length_tokens=context,
+    )
+    programs = sum(
+        buffer.size_bytes for graph in graphs for buffer in _specs(geometry, graph, pool)
+    )
+    return MemoryPlan(
+        weights_bytes=weight_bytes(geometry, options.precision),
+        kv_bytes=0,
+        state_bytes=options.concurrency * row_bytes(geometry, pool.pages_per_row),
+        program_bytes=programs,
+        workspace_bytes=workspace_bytes(geometry, pool, graphs, options.backend),
+    )
+
+
+def _page_count(
+    options: CapacityOptions, fixed_bytes: int, page_bytes: int, context: int, machine_bytes: int
+) -> tuple[int, tuple[str, ...]]:
+    """Return pages for the budget. Fewer than one context only where planning may shorten it."""
+    one_request = -(-context // options.page_size_tokens)
+    wanted = options.concurrency * one_request
+    if options.memory_bytes is not None:
+        pages = (options.memory_bytes - fixed_bytes) // page_bytes
+        if pages < one_request:
+            _refuse_budget(options, fixed_bytes, page_bytes, context)
+        return min(pages, wanted), ()
+
+    limit = min(_DEFAULT_KV_LIMIT_BYTES, machine_bytes // 4)
+    pages = min(wanted, limit // page_bytes)
+    if pages >= one_request:
+        share = pages * options.page_size_tokens
+        note = f"the KV cache is limited to {_size(limit)}: {share} tokens over all requests"
+        return pages, () if pages == wanted else (note,)
+    if options.context_length_tokens is not None or pages < 1:
+        _refuse_budget(
+            dataclasses.replace(options, memory_bytes=fixed_bytes + limit),
+            fixed_bytes,
+            page_bytes,
+            context,
+        )
+    note = (
+        f"the context is shortened from {context} to {pages * options.page_size_tokens} tokens, "
+        f"which is what {_size(limit)} of KV cache hold; --memory allows more"
+    )
+    return pages, (note,)
+
+
+def _refuse_budget(
+    options: CapacityOptions, fixed_bytes: int, page_bytes: int, context: int
+) -> None:
+    assert options.memory_bytes is not None
+    budget = options.memory_bytes
+    needed = fixed_bytes + -(-context // options.page_size_tokens) * page_bytes
+    message = (
+        f"{_size(budget)} is too little: weights, rows, buffers and workspace take "
+        f"{_size(fixed_bytes)} and one request of {context} tokens "
+        f"{_size(needed - fixed_bytes)}. At least {_size(needed)} would do"
+    )
+    tokens = (budget - fixed_bytes) // page_bytes * options.page_size_tokens
+    if tokens >= 2:
+        message += f", or --context {tokens} in this budget"
+    elif options.concurrency > 1:
+        message += ", or a smaller --concurrency"
+    raise CapacityError("--memory", message)
+
+
+def _planned(
+    geometry: ModelGeometry, options: CapacityOptions, graph: GraphDescriptor, pool: PoolGeometry
+) -> PlannedProgram:
+    return PlannedProgram(
+        graph=graph,
+        purpose=_PURPOSES[graph.kind].format(b=graph.batch_capacity, w=graph.token_capacity),
+        buffers=_specs(geometry, graph, pool),
+        prepare_s=prepare_seconds(
+            geometry, graph, precision=options.precision, backend=options.backend
+        ),
+    )
+
+
+def _specs(
+    geometry: ModelGeometry, graph: GraphDescriptor, pool: PoolGeometry
+) -> tuple[BufferSpec, ...]:
+    return buffer_specs(
+        graph, vocabulary_size=geometry.vocabulary_size, pages_per_row=pool.pages_per_row
+    )
+
+
+def _size(count: int) -> str:
+    """Return bytes for people, rounded up so that a quoted minimum is enough."""
+    return f"{-(-count // _MIB)} MiB"

@@ -1,0 +1,92 @@
+"""What a model's programs weigh: bytes of weights, state, KV and workspace, seconds to prepare.
+
+Byte counts of buffers are exact; those of weights, workspace and seconds are estimates that err on
+the large side, made before anything is read or packed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from helios.scheduler import GraphDescriptor, GraphKind
+from ignition.geometry import ModelGeometry, PoolGeometry
+
+PREPARE_REPLAYS: Final = 4
+"""Replays of each program while preparing: one to warm up and three to measure."""
+
+_SCORE_ROWS: Final = 64
+_BYTES_PER_WEIGHT: Final = {"int8": 34 / 32, "fp32": 4.0}
+_FLOPS_PER_S: Final = {"int8": 120e9, "fp32": 60e9}
+_WEIGHT_BYTES_PER_S: Final = 15e9
+_COMPILE_S: Final = {"native": 8.0, "eager": 0.0, "cuda": 0.0}
+_CAPTURE_S: Final = {"native": 0.0, "eager": 0.0, "cuda": 1.0}
+
+
+def layer_parameters(geometry: ModelGeometry) -> int:
+    """Return the matrix elements of one decoder layer."""
+    attention = geometry.hidden_size * (
+        2 * geometry.query_heads * geometry.head_size + 2 * geometry.kv_width
+    )
+    return attention + 3 * geometry.hidden_size * geometry.ffn_size
+
+
+def weight_bytes(geometry: ModelGeometry, precision: str) -> int:
+    """Return an upper estimate of the weights in serving precision."""
+    tables = geometry.vocabulary_size * geometry.hidden_size
+    matrices = geometry.layer_count * layer_parameters(geometry)
+    matrices += tables if geometry.tied_embeddings else 2 * tables
+    vectors = geometry.hidden_size * (2 * geometry.layer_count + 1)
+    return int(matrices * _BYTES_PER_WEIGHT[precision]) + 4 * vectors
+
+
+def kv_bytes_per_token(geometry: ModelGeometry, precision: str) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
+    element = 2 if precision == "int8" else 4
+    return 2 * geometry.layer_count * geometry.kv_width * element
+
+
+def row_bytes(geometry: ModelGeometry, pages_per_row: int) -> int:
+    """Return the bytes of one row of every per-row state array."""
+    counts_and_seen = geometry.vocabulary_size * 3
+    scalars = 4 * 12 + 8 + 1
+    return counts_and_seen + 4 * pages_per_row + 4 * MAX_STOP_TOKENS + 8 * MAX_LOGIT_BIAS + scalars
+
+
+def workspace_bytes(
+    geometry: ModelGeometry, pool: PoolGeometry, graphs: tuple[GraphDescriptor, ...], backend: str
+) -> int:
+    """Return an upper estimate of the intermediate results of the largest program."""
+    tokens = max(graph.batch_capacity * graph.token_capacity for graph in graphs)
+    width = 8 * geometry.hidden_size + 4 * geometry.ffn_size
+    width += 2 * geometry.query_heads * geometry.head_size
+    activations = 4 * tokens * width
+    rotary = 8 * pool.context_length_tokens * geometry.head_size
+    scored = max(
+        (g.token_capacity for g in graphs if g.kind is GraphKind.SCORED_PREFILL), default=0
+    )
+    rows = max(graph.batch_capacity for graph in graphs)
+    logit_rows = max(min(scored, _SCORE_ROWS), rows)
+    # Ranking logits in PyTorch holds float64 copies and integer keys next to the logits.
+    bytes_per_logit = 4 if backend == "native" else 28
+    return activations + rotary + logit_rows * geometry.vocabulary_size * bytes_per_logit
+
+
+def compile_seconds(backend: str) -> float:
+    """Return what preparing costs once, whatever the number of programs."""
+    return _COMPILE_S[backend]
+
+
+def prepare_seconds(
+    geometry: ModelGeometry, graph: GraphDescriptor, *, precision: str, backend: str
+) -> float:
+    """Return an estimate of the seconds that one program adds to preparing."""
+    if graph.kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
+        return PREPARE_REPLAYS * 0.001 + _CAPTURE_S[backend]
+    tokens = graph.batch_capacity * graph.token_capacity
+    head_rows = tokens if graph.kind is GraphKind.SCORED_PREFILL else graph.batch_capacity
+    matrices = geometry.layer_count * layer_parameters(geometry)
+    head = geometry.vocabulary_size * geometry.hidden_size
+    arithmetic = 2 * (tokens * matrices + head_rows * head) / _FLOPS_PER_S[precision]
+    reading = weight_bytes(geometry, precision) / _WEIGHT_BYTES_PER_S
+    return PREPARE_REPLAYS * max(arithmetic, reading) + _CAPTURE_S[backend]

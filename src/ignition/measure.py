@@ -1,0 +1,133 @@
+"""Measures freshly opened programs by running each a few times on made-up prompts.
+
+The durations seed the scheduler's estimates as stale ones: they steer the first choices and are
+replaced by what serving observes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
+from helios.scheduler import Fence, GraphDescriptor, GraphKind, RequestHandle
+from ignition.capacity_costs import PREPARE_REPLAYS
+
+_WARM_CONTEXT_TOKENS: Final = 64
+"""Prompt tokens that decode rows hold while they are measured, as far as their pages allow."""
+
+
+def measure_programs(model: PreparedModel, on_measured: Callable[[str], None]) -> dict[str, int]:
+    """Return graph name -> median replay nanoseconds. Every row is clear again afterwards."""
+    costs = {}
+    for graph in model.catalog.graphs:
+        costs[graph.name] = _Measurement(model, graph).median_ns()
+        on_measured(graph.name)
+    return costs
+
+
+class _Measurement:
+    """Runs one program of a model whose rows nobody else uses."""
+
+    def __init__(self, model: PreparedModel, graph: GraphDescriptor) -> None:
+        self._model = model
+        self._graph = graph
+        self._fences = itertools.count(1)
+        self._lanes = min(graph.batch_capacity, model.resources.row_count)
+        self._pages = min(
+            model.resources.page_count // self._lanes,
+            model.resources.pages_for(model.resources.context_length_tokens),
+        )
+        if self._pages == 0:
+            # More rows than pages is a legal pool; then fewer rows are measured.
+            self._lanes, self._pages = model.resources.page_count, 1
+
+    def median_ns(self) -> int:
+        program = self._program(self._graph.kind, self._graph.batch_capacity)
+        durations = [self._once(program) for _ in range(PREPARE_REPLAYS)]
+        return max(1, int(statistics.median(durations[1:])))
+
+    def _once(self, program: PreparedProgram) -> int:
+        """Time one replay, with whatever has to happen before and after it."""
+        kind = self._graph.kind
+        if kind is not GraphKind.INITIALIZE:
+            self._run_all(GraphKind.INITIALIZE)
+        if kind is GraphKind.DECODE:
+            for row in range(self._lanes):
+                self._fill(row)
+        taken = self._run(program, self._frame_lanes(kind))
+        if kind is not GraphKind.TERMINAL:
+            self._run_all(GraphKind.TERMINAL)
+        return taken
+
+    def _frame_lanes(self, kind: GraphKind) -> list[FrameLane]:
+        if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
+            return [self._prompt_lane(0, self._graph.token_capacity)]
+        return [self._lane(row) for row in range(self._lanes)]
+
+    def _run_all(self, kind: GraphKind) -> None:
+        """Run a bookkeeping program over all measured rows, in as many frames as it takes."""
+        program = self._program(kind, self._lanes)
+        size = program.descriptor.batch_capacity
+        for start in range(0, self._lanes, size):
+            rows = range(start, min(start + size, self._lanes))
+            self._run(program, [self._lane(row) for row in rows])
+
+    def _fill(self, row: int) -> None:
+        """Give a row a context, leaving room for the token that is measured."""
+        capacities = self._model.catalog.indices_of(GraphKind.PREFILL)
+        graphs = [self._model.catalog.graphs[index] for index in capacities]
+        fitting = [g for g in graphs if g.token_capacity <= _WARM_CONTEXT_TOKENS] or graphs[:1]
+        graph = fitting[-1]
+        program = self._model.programs[self._model.catalog.graphs.index(graph)]
+        resources = self._model.resources
+        room = min(self._pages * resources.page_size_tokens, resources.context_length_tokens) - 1
+        self._run(program, [self._prompt_lane(row, min(graph.token_capacity, room))])
+
+    def _program(self, kind: GraphKind, lanes: int) -> PreparedProgram:
+        """Return the smallest program of a kind for some lanes, or else its largest."""
+        if kind is self._graph.kind:
+            return self._model.programs[self._model.catalog.graphs.index(self._graph)]
+        indices = self._model.catalog.indices_of(kind)
+        sizes = [self._model.catalog.graphs[index].batch_capacity for index in indices]
+        chosen = next((i for i, size in zip(indices, sizes, strict=True) if size >= lanes), None)
+        return self._model.programs[indices[-1] if chosen is None else chosen]
+
+    def _run(self, program: PreparedProgram, lanes: list[FrameLane]) -> int:
+        frame = Frame(
+            fence=Fence(next(self._fences)),
+            graph_index=self._model.catalog.graphs.index(program.descriptor),
+            lanes=tuple(lanes),
+        )
+        program.load(frame)
+        started = time.perf_counter_ns()
+        program.replay()
+        return time.perf_counter_ns() - started
+
+    def _lane(self, row: int) -> FrameLane:
+        return FrameLane(
+            handle=RequestHandle(row, 1),
+            row=row,
+            position=0,
+            pages=tuple(self._row_pages(row)),
+            sampling=SamplingParams(temperature=0.0),
+        )
+
+    def _prompt_lane(self, row: int, tokens: int) -> FrameLane:
+        fitting = min(tokens, self._pages * self._model.resources.page_size_tokens)
+        return FrameLane(
+            handle=RequestHandle(row, 1),
+            row=row,
+            position=0,
+            pages=tuple(self._row_pages(row)),
+            prompt_token_ids=np.arange(fitting, dtype=np.int32) % 32,
+            is_final_chunk=True,
+        )
+
+    def _row_pages(self, row: int) -> Iterator[int]:
+        return iter(range(row * self._pages, (row + 1) * self._pages))

@@ -1,0 +1,226 @@
+"""Opens a prepared package and makes its programs ready; what was not prepared is never added.
+
+Opening a native package does not import PyTorch: that import alone takes longer than the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from helios.engine.manifest import Manifest
+from helios.engine.ports import PreparedProgram
+from helios.scheduler import Catalog, InvalidCatalogError, ResourceConfig
+from ignition.capacity import resources_of
+from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.package_errors import PackageError
+from ignition.package_manifest import (
+    catalog_of,
+    check_files,
+    geometry_of,
+    pool_of,
+    read_manifest,
+)
+from ignition.package_writer import WEIGHTS_NAME
+from ignition.state import ServingState
+from ignition.weight_shapes import dense_shapes
+
+Weights = dict[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLimits:
+    """Load-time reductions of what was prepared; None keeps it."""
+
+    row_count: int | None = None
+    page_count: int | None = None
+    graphs: tuple[str, ...] | None = None
+    """Names of the programs to keep."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedPackage:
+    """A package whose programs are ready; implements helios.engine.ports.PreparedModel."""
+
+    manifest: Manifest
+    catalog: Catalog
+    resources: ResourceConfig
+    programs: Sequence[PreparedProgram]
+    cost_seeds_ns: Mapping[str, int]
+    model: Any
+    """The backend's model, which owns weights and state."""
+
+    def close(self) -> None:
+        """Release threads and scratch memory of the backend; no program may run afterwards."""
+        self.model.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a backend needs to build its programs."""
+
+    directory: Path
+    manifest: Manifest
+    geometry: ModelGeometry
+    pool: PoolGeometry
+    catalog: Catalog
+    threads: int
+
+
+def open_package(
+    directory: Path,
+    *,
+    limits: LoadLimits | None = None,
+    verify: bool = False,
+    threads: int | None = None,
+) -> OpenedPackage:
+    """Check and open a package. `verify` hashes every file, however large.
+
+    Raises PackageError, naming the field, file or option. `threads` defaults to those that the
+    package was prepared with.
+    """
+    manifest = read_manifest(directory)
+    limits = limits or LoadLimits()
+    parts = _Parts(
+        directory=directory,
+        manifest=manifest,
+        geometry=geometry_of(manifest),
+        pool=_reduced_pool(pool_of(manifest.pool), limits),
+        catalog=_reduced_catalog(catalog_of(manifest.graphs), limits),
+        threads=threads or manifest.machine.threads,
+    )
+    _check_machine(manifest)
+    check_files(directory, manifest, verify=verify)
+    model = _open_model(parts)
+    kept = {graph.name for graph in parts.catalog.graphs}
+    return OpenedPackage(
+        manifest=manifest,
+        catalog=parts.catalog,
+        resources=resources_of(parts.pool),
+        programs=model.programs,
+        cost_seeds_ns={k: v for k, v in manifest.costs_ns.items() if k in kept and v > 0},
+        model=model,
+    )
+
+
+def _reduced_pool(pool: PoolGeometry, limits: LoadLimits) -> PoolGeometry:
+    for option, asked, prepared in (
+        ("row_count", limits.row_count, pool.row_count),
+        ("page_count", limits.page_count, pool.page_count),
+    ):
+        if asked is not None and not 1 <= asked <= prepared:
+            raise PackageError(
+                option, f"{asked} is not within the {prepared} that the package was prepared for"
+            )
+    return dataclasses.replace(
+        pool,
+        row_count=limits.row_count or pool.row_count,
+        page_count=limits.page_count or pool.page_count,
+    )
+
+
+def _reduced_catalog(catalog: Catalog, limits: LoadLimits) -> Catalog:
+    if limits.graphs is None:
+        return catalog
+    prepared = {graph.name: graph for graph in catalog.graphs}
+    for name in limits.graphs:
+        if name not in prepared:
+            raise PackageError(
+                "graphs", f"{name} was not prepared; the package has {', '.join(prepared)}"
+            )
+    try:
+        return Catalog.of(prepared[name] for name in limits.graphs)
+    except InvalidCatalogError as error:
+        raise PackageError("graphs", str(error)) from error
+
+
+def _check_machine(manifest: Manifest) -> None:
+    """A native package is code for one machine; any other package only names where it was made."""
+    if manifest.machine.threads < 1:
+        raise PackageError("machine.threads", f"must be positive, not {manifest.machine.threads}")
+    if manifest.backend != "native":
+        return
+    from ignition.native.build import machine_features  # noqa: PLC0415 - only native needs it.
+
+    if manifest.machine.architecture != platform.machine():
+        raise PackageError(
+            "machine.architecture",
+            f"prepared for {manifest.machine.architecture}, this machine is {platform.machine()}: "
+            "prepare it again here",
+        )
+    missing = sorted(set(manifest.machine.cpu_features) - machine_features())
+    if missing:
+        raise PackageError(
+            "machine.cpu_features",
+            f"this machine lacks {', '.join(missing)}: prepare the package again here",
+        )
+
+
+def _open_model(parts: _Parts) -> Any:
+    if parts.manifest.backend == "native":
+        return _open_native(parts)
+    if parts.manifest.backend == "eager":
+        return _open_eager(parts)
+    raise PackageError("backend", f"{parts.manifest.backend} packages cannot be opened here")
+
+
+def _open_native(parts: _Parts) -> Any:
+    from ignition.programs.native import NativeModel  # noqa: PLC0415 - only native needs it.
+    from ignition.programs.native_library import NativeLibraryError  # noqa: PLC0415 - the same.
+
+    libraries = [name for name in parts.manifest.files if name.endswith(".so")]
+    if len(libraries) != 1:
+        raise PackageError("files", f"a native package has one .so file, this has {libraries}")
+    kv_dtype = np.float16 if parts.manifest.precision == "int8" else np.float32
+    try:
+        return NativeModel(
+            geometry=parts.geometry,
+            pool=parts.pool,
+            catalog=parts.catalog,
+            arrays=read_weights(parts.directory / WEIGHTS_NAME),
+            library=parts.directory / libraries[0],
+            state=ServingState.allocate(parts.geometry, parts.pool, kv_dtype),
+            threads=parts.threads,
+        )
+    except NativeLibraryError as error:
+        raise PackageError(f"files.{libraries[0]}", str(error)) from error
+
+
+def _open_eager(parts: _Parts) -> Any:
+    import torch  # noqa: PLC0415 - opening a native package must not import it.
+
+    from ignition.programs.eager import EagerModel  # noqa: PLC0415 - the same.
+
+    weights = read_weights(parts.directory / WEIGHTS_NAME)
+    for name, shape in dense_shapes(parts.geometry).items():
+        if name not in weights:
+            raise PackageError(f"files.{WEIGHTS_NAME}", f"tensor {name} is missing")
+        array = weights[name]
+        if array.shape != shape or array.dtype != np.float32:
+            raise PackageError(
+                f"files.{WEIGHTS_NAME}",
+                f"tensor {name} is {array.dtype}{list(array.shape)}, not float32{list(shape)}",
+            )
+    return EagerModel(
+        geometry=parts.geometry,
+        pool=parts.pool,
+        catalog=parts.catalog,
+        weights={name: torch.from_numpy(array) for name, array in weights.items()},
+        threads=parts.threads,
+    )
+
+
+def read_weights(path: Path) -> Weights:
+    """Return every tensor of the weights file. Raises PackageError."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise PackageError(f"files.{path.name}", f"not readable: {error}") from error

@@ -1,0 +1,200 @@
+"""Reads and checks the manifest of a package; nothing else of the package is opened here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from helios.engine.manifest import FORMAT_VERSION, MANIFEST_NAME, GraphEntry, Manifest, PoolEntry
+from helios.scheduler import (
+    Catalog,
+    GraphDescriptor,
+    GraphKind,
+    InvalidCatalogError,
+    InvalidPolicyError,
+)
+from ignition.capacity import BACKENDS, PRECISIONS, kind_name, resources_of
+from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.package_errors import PackageError
+
+HASHED_AT_OPEN_BYTES: Final = 16 << 20
+"""Files up to this size are hashed at every opening; larger ones only when asked to."""
+
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_MANIFEST_LIMIT_BYTES: Final = 16 << 20
+_CHUNK_BYTES: Final = 1 << 20
+_KINDS: Final = {kind_name(kind): kind for kind in GraphKind}
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return the checked manifest of a package. Raises PackageError, naming the field."""
+    path = directory / MANIFEST_NAME
+    try:
+        if path.stat().st_size > _MANIFEST_LIMIT_BYTES:
+            raise PackageError(MANIFEST_NAME, f"larger than {_MANIFEST_LIMIT_BYTES} bytes")
+        text = path.read_bytes()
+    except OSError as error:
+        raise PackageError(
+            MANIFEST_NAME, f"cannot be read in {directory.name}: {error.strerror}"
+        ) from error
+
+    _check_version(text)
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise PackageError(place.rstrip("`") or MANIFEST_NAME, reason) from error
+    for field, allowed in (("backend", BACKENDS), ("precision", PRECISIONS)):
+        value = getattr(manifest, field)
+        if value not in allowed:
+            raise PackageError(field, f"{value!r} is none of {', '.join(allowed)}")
+    _check_names(manifest)
+    geometry = geometry_of(manifest)
+    pool = pool_of(manifest.pool)
+    if pool.context_length_tokens > geometry.context_length_tokens:
+        raise PackageError(
+            "pool.context_length_tokens", "longer than the model's context_length_tokens"
+        )
+    catalog_of(manifest.graphs)
+    return manifest
+
+
+def _check_version(text: bytes) -> None:
+    """A manifest of another version may differ anywhere, so its version is looked at first."""
+    try:
+        document = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise PackageError(MANIFEST_NAME, f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise PackageError(MANIFEST_NAME, "nested too deeply") from error
+    if not isinstance(document, dict) or "format_version" not in document:
+        raise PackageError("format_version", f"missing, so {MANIFEST_NAME} is no package manifest")
+    version = document["format_version"]
+    if version != FORMAT_VERSION or isinstance(version, (bool, float)):
+        raise PackageError(
+            "format_version",
+            f"the package has {version!r}, this version reads {FORMAT_VERSION}: prepare it again",
+        )
+
+
+def _check_names(manifest: Manifest) -> None:
+    """File names must stay inside the package, and every file that is named must be listed."""
+    for name, digest in manifest.files.items():
+        field = f"files.{name}"
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
+            raise PackageError(field, "not a plain file name")
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise PackageError(field, f"{digest!r} is not a sha256")
+        if manifest.sizes_bytes.get(name, -1) < 0:
+            raise PackageError(f"sizes_bytes.{name}", "missing or negative")
+    named = {"tokenizer.file": manifest.tokenizer.file}
+    if manifest.tokenizer.chat_template is not None:
+        named["tokenizer.chat_template"] = manifest.tokenizer.chat_template
+    for field, name in named.items():
+        if name not in manifest.files:
+            raise PackageError(field, f"{name!r} is not among the files of the package")
+
+
+def geometry_of(manifest: Manifest) -> ModelGeometry:
+    """Return the model's geometry. Raises PackageError, naming the field."""
+    entry = dict(manifest.model.geometry)
+    fields = {field.name: str(field.type) for field in dataclasses.fields(ModelGeometry)}
+    for name in entry.keys() - fields.keys():
+        raise PackageError(f"model.geometry.{name}", "unknown field")
+    for name, type_name in fields.items():
+        if name not in entry:
+            raise PackageError(f"model.geometry.{name}", "missing")
+        if not _is_plausible(type_name, entry[name]):
+            raise PackageError(f"model.geometry.{name}", f"impossible value {entry[name]!r}")
+    scaling = entry.pop("rope_scaling")
+    pairs = tuple((k, float(v)) for k, v in scaling) if isinstance(scaling, list) else None
+    return ModelGeometry(**entry, rope_scaling=pairs)  # type: ignore[arg-type]
+
+
+def _is_plausible(type_name: str, value: object) -> bool:
+    if type_name == "bool":
+        return isinstance(value, bool)
+    if type_name == "int":
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
+    if type_name == "float":
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    if type_name == "str":
+        return isinstance(value, str)
+    return value is None or isinstance(value, list)
+
+
+def pool_of(entry: PoolEntry) -> PoolGeometry:
+    """Return the serving capacities. Raises PackageError, naming the field."""
+    pool = PoolGeometry(
+        row_count=entry.row_count,
+        page_count=entry.page_count,
+        page_size_tokens=entry.page_size_tokens,
+        context_length_tokens=entry.context_length_tokens,
+    )
+    try:
+        resources_of(pool)
+    except InvalidPolicyError as error:
+        field, _, reason = str(error).partition(" ")
+        raise PackageError(field.replace("resources.", "pool."), reason) from error
+    return pool
+
+
+def catalog_of(graphs: Iterable[GraphEntry]) -> Catalog:
+    """Return the catalog of manifest entries. Raises PackageError, naming the graph."""
+    return _catalog({entry.name: descriptor_of(entry) for entry in graphs})
+
+
+def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
+    """Return the descriptor of one entry. Raises PackageError, naming the graph."""
+    kind = _KINDS.get(entry.kind)
+    if kind is None:
+        raise PackageError(f"graphs.{entry.name}.kind", f"{entry.kind!r} is no known kind")
+    try:
+        graph = GraphDescriptor(
+            kind=kind, batch_capacity=entry.batch_capacity, token_capacity=entry.token_capacity
+        )
+    except InvalidCatalogError as error:
+        raise PackageError(f"graphs.{entry.name}", str(error)) from error
+    if graph.name != entry.name:
+        raise PackageError(f"graphs.{entry.name}.name", f"its shape is that of {graph.name}")
+    return graph
+
+
+def _catalog(graphs: dict[str, GraphDescriptor]) -> Catalog:
+    try:
+        return Catalog.of(graphs.values())
+    except InvalidCatalogError as error:
+        raise PackageError("graphs", str(error)) from error
+
+
+def check_files(directory: Path, manifest: Manifest, *, verify: bool) -> None:
+    """Check that every file is there, has its size and, when small or asked to, its hash.
+
+    Raises PackageError, naming the file.
+    """
+    for name, digest in manifest.files.items():
+        field, path = f"files.{name}", directory / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise PackageError(field, f"cannot be read: {error.strerror}") from error
+        expected = manifest.sizes_bytes[name]
+        if size != expected:
+            raise PackageError(field, f"has {size} bytes, the manifest says {expected}")
+        if (verify or size <= HASHED_AT_OPEN_BYTES) and sha256_of(path) != digest:
+            raise PackageError(field, "its content is not what was prepared (sha256 differs)")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hexadecimal sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
