@@ -1,0 +1,437 @@
+"""A second bookkeeping of the scheduler from its public inputs alone, and the choice it implies.
+
+It watches a `World` and keeps, in the plainest way, what the design says a decision depends on:
+observed durations, service prices, ages, committed counters and queued work. Before every plan it
+enumerates all candidates (`selection.py`) and checks that the plan of the scheduler is one of the
+best, that its score is the right number, and that nothing is planned when the winner must wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from helios.scheduler import (
+    CompletionRecord,
+    ExecutionTiming,
+    Fence,
+    GeneratedToken,
+    GraphKind,
+    Phase,
+    PolicyConfig,
+    RequestHandle,
+    ScheduledPlan,
+    UnknownHandleError,
+)
+from tests.scheduler.oracles import costs, selection
+from tests.support.world import Flight, Observer, Stream, World
+
+MS = 1e6
+STATES = {
+    Phase.INITIALIZING: "new",
+    Phase.PREFILL: "prompt",
+    Phase.DECODE: "decode",
+    Phase.TERMINAL: "terminal",
+}
+
+
+@dataclasses.dataclass
+class Account:
+    """What the shadow keeps for one request."""
+
+    stream: Stream
+    order: int
+    prompt_left: int
+    outputs: int = 0
+    token_price: float | None = None
+    delivery_price: float | None = None
+    normalised_arrival: float | None = None
+    """q0 while no reference rate is known that could turn it into a price."""
+    age_from_ns: int = 0
+    ended_ns: int | None = None
+    last_used: int = 0
+
+
+@dataclasses.dataclass
+class Interval:
+    """A submitted frame: who took part, and the reference rates frozen at its commit."""
+
+    flight: Flight
+    expected_end_ns: int
+    token_rates: dict[RequestHandle, float | None]
+    delivery_rates: dict[RequestHandle, float | None]
+    service: dict[RequestHandle, int]
+    """Expected token service of each lane."""
+
+
+@dataclasses.dataclass
+class Reversible:
+    """The last completed interval of a request, so that its first publication can replace it."""
+
+    price_before: float | None
+    rate: float | None
+    interval_ms: float
+    is_counted: bool = False
+
+
+class Shadow(Observer):
+    """Attach with `Shadow.watch(world)`; `checked` counts the plans it has compared."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.policy: PolicyConfig = world.policy
+        self.accounts: dict[RequestHandle, Account] = {}
+        self.history: dict[int, list[costs.Observation]] = {
+            index: [] for index in range(len(world.model.catalog.graphs))
+        }
+        self.seeds: dict[int, int] = {}
+        self.flights: list[Interval] = []
+        self.reversible: dict[tuple[RequestHandle, Fence], Reversible] = {}
+        self.checked = 0
+        self.withheld = 0
+        self._used = 0
+        self._admitted = 0
+
+    @classmethod
+    def watch(cls, world: World, *, seeded: tuple[str, ...] = ()) -> Shadow:
+        """Observe a world from its very beginning."""
+        shadow = cls(world)
+        for index, graph in enumerate(world.model.catalog.graphs):
+            if graph.name in seeded:
+                shadow.seeds[index] = world.model.duration_ns[graph.name]
+        world.observers.append(shadow)
+        return shadow
+
+    # ---- estimates ------------------------------------------------------------------------
+
+    def estimate_ns(self, index: int) -> float:
+        """The estimate of one graph; zero is indeterminate."""
+        measured = costs.estimate_ns(self.history[index], self.policy.estimate_ttl_ns)
+        return measured or float(self.seeds.get(index, 0))
+
+    def is_fresh(self, index: int) -> bool:
+        """Whether the estimate may be used without an empty queue."""
+        return costs.is_fresh(self.history[index], self.world.now_ns, self.policy.estimate_ttl_ns)
+
+    def graphs(self) -> tuple[selection.Graph, ...]:
+        """The catalog as the enumeration sees it."""
+        found = []
+        for index, graph in enumerate(self.world.model.catalog.graphs):
+            is_prefill = graph.kind in selection.PREFILLS
+            capacity = graph.token_capacity if is_prefill else graph.batch_capacity
+            estimate = self.estimate_ns(index)
+            found.append(
+                selection.Graph(index, graph.kind, capacity, estimate / MS if estimate else None)
+            )
+        return tuple(found)
+
+    # ---- reference rates ------------------------------------------------------------------
+
+    def residents(self) -> dict[RequestHandle, Account]:
+        """Requests that own a row, by phase of the scheduler itself."""
+        return {
+            handle: account
+            for handle, account in self.accounts.items()
+            if self.phase(handle) in STATES
+        }
+
+    def phase(self, handle: RequestHandle) -> Phase:
+        """The phase the scheduler reports; RELEASED once the slot was issued again."""
+        try:
+            return self.world.scheduler.phase_of(handle)
+        except UnknownHandleError:
+            return Phase.RELEASED
+
+    def competes(self, handle: RequestHandle) -> bool:
+        """Whether a request will still ask for tokens when the queued work is done.
+
+        A decoder whose queued lane reaches its output limit no longer does; what becomes of it
+        shows at completion.
+        """
+        account = self.accounts[handle]
+        if self.phase(handle) is Phase.DECODE:
+            return account.outputs + self.queued(handle) < account.stream.spec.max_output_tokens
+        return self.phase(handle) in (Phase.INITIALIZING, Phase.PREFILL)
+
+    def queued(self, handle: RequestHandle) -> int:
+        """How many submitted frames hold the request."""
+        return sum(handle in interval.service for interval in self.flights)
+
+    def _situation(self, lanes: tuple[selection.Lane, ...]) -> selection.Situation:
+        return selection.Situation(lanes, self.graphs(), self.policy)
+
+    def token_rate(self, handle: RequestHandle) -> float | None:
+        """The reference token rate of one request now, in tokens per ms."""
+        phase = self.phase(handle)
+        if phase is Phase.DECODE:
+            # One committed token per served lane: (1 * min(B, k)) / (T * K) is the delivery rate.
+            return self.delivery_rate(handle)
+        if phase not in (Phase.INITIALIZING, Phase.PREFILL):
+            return None
+        prefilling = [
+            h for h in self.accounts if self.phase(h) in (Phase.PREFILL, Phase.INITIALIZING)
+        ]
+        account = self.accounts[handle]
+        spec = account.stream.spec
+        kind = GraphKind.SCORED_PREFILL if spec.scored else GraphKind.PREFILL
+        rates = [
+            min(graph.capacity, account.prompt_left) / graph.duration_ms
+            for graph in self.graphs()
+            if graph.kind is kind and graph.duration_ms is not None
+        ]
+        return max(rates) / len(prefilling) if rates and prefilling else None
+
+    def delivery_rate(self, handle: RequestHandle) -> float | None:
+        """1 / sigma of the decode family, or None."""
+        if self.phase(handle) is not Phase.DECODE:
+            return None
+        lanes = tuple(
+            selection.Lane(h, "decode")
+            for h in self.accounts
+            if self.phase(h) is Phase.DECODE and self.competes(h)
+        )
+        sigma = self._situation(lanes).reference_ms(GraphKind.DECODE)
+        return 1.0 / sigma if sigma else None
+
+    # ---- events ---------------------------------------------------------------------------
+
+    def on_admit(self, stream: Stream) -> None:
+        self.accounts[stream.handle] = Account(
+            stream, self._admitted, stream.spec.prompt_tokens, age_from_ns=self.world.now_ns
+        )
+        self._admitted += 1
+        self._settle_arrivals()
+
+    def _settle_arrivals(self) -> None:
+        """A request that has just become resident starts at its share of the machine."""
+        for handle, account in self.accounts.items():
+            if account.normalised_arrival is None and self.phase(handle) in STATES:
+                earlier = [
+                    h
+                    for h, other in self.accounts.items()
+                    if self.phase(h) in (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE)
+                    and other.order <= account.order
+                ]
+                account.normalised_arrival = self.policy.arrival_shares * len(earlier)
+
+    def price_of(self, handle: RequestHandle) -> float | None:
+        """The token price; before the first commit the arrival share at today's reference rate."""
+        account = self.accounts[handle]
+        if account.token_price is not None:
+            return account.token_price
+        rate = self.token_rate(handle)
+        if rate is None or account.normalised_arrival is None:
+            return None
+        return account.normalised_arrival / rate
+
+    def on_commit(self, flight: Flight) -> None:
+        participants = [handle for handle in self.accounts if self.competes(handle)]
+        start_ns = self.flights[-1].expected_end_ns if self.flights else self.world.now_ns
+        for handle in participants:
+            self.accounts[handle].token_price = self.price_of(handle)
+        self._used += 1
+        for step in flight.plan.steps:
+            self.accounts[step.handle].last_used = self._used
+        self.flights.append(
+            Interval(
+                flight,
+                max(start_ns, self.world.now_ns) + flight.plan.estimated_duration_ns,
+                {handle: self.token_rate(handle) for handle in participants},
+                {handle: self.delivery_rate(handle) for handle in participants},
+                {s.handle: s.prompt_tokens + s.output_ceiling for s in flight.plan.steps},
+            )
+        )
+
+    def on_complete(
+        self,
+        flight: Flight,
+        records: tuple[CompletionRecord, ...],
+        timing: ExecutionTiming,
+        tokens: list[GeneratedToken],
+    ) -> None:
+        interval = self.flights.pop(0)
+        assert interval.flight is flight
+        start_ns = self.world.now_ns
+        for later in self.flights:
+            start_ns += later.flight.plan.estimated_duration_ns
+            later.expected_end_ns = start_ns
+        observation = costs.Observation(self.world.now_ns, timing.device_ns, timing.readiness_ns)
+        self.history[flight.plan.graph_index].append(observation)
+        self.reversible.clear()
+        longest = max((ns for ns in timing.device_ns if ns > 0), default=0)
+        charged_ns = longest if flight.queued or not longest else max(longest, timing.wall_ns)
+        served = {r.handle: r.prompt_tokens for r in records}
+        for token in tokens:
+            served[token.handle] += 1
+        for record in records:
+            self._commit_counters(record, served[record.handle])
+        if charged_ns:
+            self._charge(interval, served, charged_ns / MS)
+        self._settle_arrivals()
+
+    def _commit_counters(self, record: CompletionRecord, served: int) -> None:
+        account = self.accounts[record.handle]
+        account.prompt_left -= record.prompt_tokens
+        outputs = served - record.prompt_tokens
+        if outputs and account.outputs == 0:
+            account.age_from_ns = self.world.now_ns
+        account.outputs += outputs
+        if self.phase(record.handle) is Phase.TERMINAL and account.ended_ns is None:
+            account.ended_ns = self.world.now_ns
+
+    def _charge(
+        self, interval: Interval, served: dict[RequestHandle, int], interval_ms: float
+    ) -> None:
+        for handle, rate in interval.token_rates.items():
+            account = self.accounts[handle]
+            if account.token_price is not None and rate is not None:
+                account.token_price = self._flow(
+                    account.token_price, rate, served.get(handle, 0), interval_ms
+                )
+        fence = interval.flight.fence
+        for handle in self.accounts:
+            rate = interval.delivery_rates.get(handle)
+            account = self.accounts[handle]
+            before = account.delivery_price
+            if handle in served:
+                self.reversible[handle, fence] = Reversible(before, rate, interval_ms)
+            if before is not None and rate is not None:
+                account.delivery_price = self._flow(before, rate, 0, interval_ms)
+
+    def _flow(self, price: float, rate: float, service: float, interval_ms: float) -> float:
+        """The exact solution; `test_oracle_prices.py` compares it with an integration."""
+        q, tau = price * rate, self.policy.adaptation_ms
+        h = service / (interval_ms * rate)
+        if h == 0:
+            return (q + interval_ms / tau) / rate
+        return (q + (1 - h * q) * -math.expm1(-h * interval_ms / tau) / h) / rate
+
+    def on_publish(self, stream: Stream, fence: Fence) -> None:
+        account = self.accounts[stream.handle]
+        account.age_from_ns = self.world.now_ns
+        entry = self.reversible.get((stream.handle, fence))
+        if entry is None or entry.is_counted:
+            return
+        entry.is_counted = True
+        if entry.price_before is None:
+            account.delivery_price = entry.interval_ms
+        elif entry.rate is not None:
+            account.delivery_price = self._flow(
+                entry.price_before, entry.rate, 1, entry.interval_ms
+            )
+
+    def on_cancel(self, stream: Stream) -> None:
+        self._settle_arrivals()
+
+    def on_finish(self, stream: Stream) -> None:
+        self.accounts[stream.handle].ended_ns = self.world.now_ns
+
+    # ---- the decision ---------------------------------------------------------------------
+
+    def queue_end_ns(self) -> int:
+        """When the queued work is expected to end; now when nothing is queued."""
+        return self.flights[-1].expected_end_ns if self.flights else self.world.now_ns
+
+    def lanes(self) -> tuple[selection.Lane, ...]:
+        """The requests as they are expected to stand at the end of the queue."""
+        return tuple(
+            self._lane(handle, account)
+            for handle, account in self.residents().items()
+            if self.competes(handle) or self.phase(handle) is Phase.TERMINAL
+        )
+
+    def _lane(self, handle: RequestHandle, account: Account) -> selection.Lane:
+        state = STATES[self.phase(handle)]
+        spec = account.stream.spec
+        since_ns = account.age_from_ns if state == "decode" else account.ended_ns
+        token_price, delivery_price = self.price_of(handle), account.delivery_price
+        for interval in self.flights:
+            token_price, delivery_price = self._project(
+                handle, token_price, delivery_price, interval
+            )
+            if handle in interval.service and state == "decode":
+                since_ns = interval.expected_end_ns
+        age_ns = self.queue_end_ns() - since_ns if since_ns is not None else 0
+        return selection.Lane(
+            name=handle,
+            state=state,
+            token_price=token_price or 0.0,
+            delivery_price=delivery_price,
+            age_ms=age_ns / MS,
+            weight=spec.weight,
+            prompt_left=account.prompt_left,
+            outputs_left=spec.max_output_tokens - account.outputs - self.queued(handle),
+            scored=spec.scored,
+            last_used=account.last_used,
+        )
+
+    def _project(
+        self,
+        handle: RequestHandle,
+        token_price: float | None,
+        delivery_price: float | None,
+        interval: Interval,
+    ) -> tuple[float | None, float | None]:
+        duration_ms = interval.flight.plan.estimated_duration_ns / MS
+        service = interval.service.get(handle, 0)
+        rate = interval.token_rates.get(handle)
+        if duration_ms and rate is not None and token_price is not None:
+            token_price = self._flow(token_price, rate, service, duration_ms)
+        rate = interval.delivery_rates.get(handle)
+        if delivery_price is None:
+            # The queued burst will make a history of one delivery over the frame's duration.
+            delivery_price = duration_ms if service else None
+        elif duration_ms and rate is not None:
+            delivery_price = self._flow(delivery_price, rate, min(service, 1), duration_ms)
+        return token_price, delivery_price
+
+    def must_wait(self, best: selection.Candidate) -> bool:
+        """Whether the winner may only be submitted into an empty window."""
+        if not self.flights:
+            return False
+        kinds = [i.flight.plan.graph.kind for i in self.flights] + [best.graph.kind]
+        if len(self.flights) >= 2 or any(kind is not GraphKind.DECODE for kind in kinds):
+            return True
+        if self.world.now_ns > self.flights[0].expected_end_ns:
+            return True
+        if best.is_unknown or not self.is_fresh(best.graph.index):
+            return True
+        if any(i.flight.plan.estimated_duration_ns == 0 for i in self.flights):
+            return True
+        return any(
+            self.accounts[handle].stream.spec.needs_feedback
+            for handle in best.cohort
+            if isinstance(handle, RequestHandle)
+        )
+
+    def on_plan(self, plan: ScheduledPlan | None) -> None:
+        self.checked += 1
+        lanes = self.lanes()
+        candidates = selection.candidates_of(self._situation(lanes))
+        best = selection.best_of(candidates, tolerance=1e-7)
+        if plan is None:
+            assert not best or all(self.must_wait(c) for c in best), describe(best)
+            self.withheld += bool(best)
+            return
+        planned = tuple(sorted((step.handle for step in plan.steps), key=repr))
+        prompts = tuple(s.prompt_tokens for s in plan.steps if s.prompt_tokens)
+        match = [
+            c
+            for c in best
+            if c.graph.index == plan.graph_index
+            and c.cohort == planned
+            and (not prompts or c.prompt_tokens == prompts)
+        ]
+        assert match, f"planned {plan.graph.name} {planned} {prompts}, not of {describe(best)}"
+        assert any(not self.must_wait(c) for c in match), "submitted what must wait"
+        score = plan.selection_value_rate() * math.exp(-plan.selection_log_scale())
+        assert math.isclose(score, match[0].score, rel_tol=1e-6), (score, match[0].score)
+
+
+def describe(best: list[selection.Candidate]) -> str:
+    """One line per candidate, for the message of a failing comparison."""
+    return "\n".join(
+        f"{c.graph.kind.name}-{c.graph.capacity} {c.cohort} {c.prompt_tokens} "
+        f"unknown={c.is_unknown} score={c.score!r}"
+        for c in best
+    )

@@ -1,0 +1,354 @@
+"""The design's section on duration estimates, one test per clause."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.scheduler import (
+    Catalog,
+    ExecutionTiming,
+    GraphKind,
+    PolicyConfig,
+    SelectionReason,
+    StalePlanError,
+)
+from tests.scheduler.oracles import costs
+from tests.support.catalogs import ModelledCatalog, modelled
+from tests.support.world import Flight, World, measure_all
+
+TTL_NS = PolicyConfig().estimate_ttl_ns
+MS = 1_000_000
+
+SOLO = modelled({"initialize-b1": 0.25, "prefill-c64": 4.0, "decode-b1": 3.0, "terminal-b1": 0.25})
+
+
+def decoding_world(model: ModelledCatalog = SOLO, *, names: str = "a", **options: int) -> World:
+    """Return a world whose requests decode, one frame at a time, in the only decode shape."""
+    world = World(model, rows=len(names), **options)
+    for name in names:
+        world.admit(name, 16, 2_000, needs_feedback=True)
+    while any(not world.streams[name].tokens for name in names):
+        assert world.step()
+    return world
+
+
+def observe(world: World, *device_ns: int, readiness_ns: int = 0, wall_ns: int = 0) -> None:
+    """Run one frame whose timing is reported as given."""
+
+    def timing(inner: World, flight: Flight) -> ExecutionTiming:
+        wall = wall_ns or inner.now_ns - flight.submitted_ns
+        return ExecutionTiming(device_ns=device_ns, wall_ns=wall, readiness_ns=readiness_ns)
+
+    honest, world.timing_of = world.timing_of, timing
+    assert world.step()
+    world.timing_of = honest
+
+
+def estimate_of(world: World) -> int:
+    """The estimate in the plan that the scheduler would submit now."""
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.kind is GraphKind.DECODE
+    return plan.estimated_duration_ns
+
+
+def test_supplied_estimates_are_ignored() -> None:
+    """Native estimates start at zero even when a descriptor carries one (Duration estimates)."""
+    graphs = [dataclasses.replace(g, estimated_duration_ns=9 * MS) for g in SOLO.catalog.graphs]
+    world = World(ModelledCatalog(Catalog.of(graphs), SOLO.duration_ns), rows=1)
+    world.admit("a")
+    plan = world.plan()
+    assert plan is not None
+    assert plan.estimated_duration_ns == 0
+    assert plan.reason is SelectionReason.DISCOVERY
+
+
+def test_first_positive_observation_sets_the_estimate() -> None:
+    """The first positive device observation becomes the estimate (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 7 * MS)
+    assert estimate_of(world) == 7 * MS
+
+
+def test_middle_pair_is_averaged_while_there_are_few_samples() -> None:
+    """An even count below nine averages its middle pair (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 7 * MS)
+    observe(world, 4 * MS)
+    assert estimate_of(world) == 5.5 * MS
+
+
+@given(st.lists(st.integers(1, 50 * MS), min_size=1, max_size=30))
+def test_estimate_is_the_median_of_the_last_nine(samples: list[int]) -> None:
+    """While fresh, the estimate is the median of the last nine observations (Duration estimates)."""
+    world = decoding_world()
+    history = []
+    for sample in samples:
+        observe(world, sample)
+        history.append(costs.Observation(world.now_ns, (sample,)))
+        assert abs(estimate_of(world) - costs.estimate_ns(history, TTL_NS)) <= 0.5
+
+
+def test_one_outlier_among_nine_changes_nothing() -> None:
+    """A median ignores a single contended replay, however long (Duration estimates)."""
+    world = decoding_world()
+    for _ in range(9):
+        observe(world, 3 * MS)
+    observe(world, 3_000 * MS)
+    assert estimate_of(world) == 3 * MS
+
+
+def test_the_longest_rank_counts() -> None:
+    """The raw observation is the maximum positive rank interval (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 2 * MS, 0, 6 * MS, 5 * MS)
+    assert estimate_of(world) == 6 * MS
+
+
+def test_readiness_delay_is_subtracted_after_aggregation() -> None:
+    """Exposed embedding delay leaves the cost sample, after the maximum (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 2 * MS, 9 * MS, readiness_ns=4 * MS)
+    assert estimate_of(world) == 5 * MS
+
+
+def test_host_time_is_no_part_of_a_cost() -> None:
+    """Dispatch, delivery and polling time stay outside the estimate (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 3 * MS, wall_ns=500 * MS)
+    assert estimate_of(world) == 3 * MS
+
+
+@pytest.mark.parametrize("device_ns", [(), (0,), (0, 0)])
+def test_missing_intervals_teach_nothing(device_ns: tuple[int, ...]) -> None:
+    """A missing or zero interval leaves the estimate as it was (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 7 * MS)
+    observe(world, *device_ns)
+    assert estimate_of(world) == 7 * MS
+    observe(world, 3 * MS)
+    assert estimate_of(world) == 5 * MS, "the invalid sample took a place among the nine"
+
+
+def test_missing_intervals_leave_an_unmeasured_graph_indeterminate() -> None:
+    """Without a positive interval a graph stays indeterminate (Duration estimates)."""
+    world = World(SOLO, rows=1)
+    world.timing_of = lambda inner, flight: ExecutionTiming(device_ns=(0,), wall_ns=5 * MS)
+    world.admit("a", 16, 50)
+    world.run(8)
+    plan = world.plan()
+    assert plan is not None
+    assert (plan.estimated_duration_ns, plan.reason) == (0, SelectionReason.DISCOVERY)
+
+
+def test_missing_intervals_do_not_refresh() -> None:
+    """Invalid timing does not make an entry fresh (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 3 * MS)
+    start_ns = world.now_ns
+    world.advance_to(start_ns + TTL_NS - 10 * MS)
+    observe(world)
+    world.advance_to(start_ns + TTL_NS + 10 * MS)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.needs_empty_queue, "stale entries need an empty queue"
+
+
+def test_an_estimate_is_fresh_until_thirty_seconds_have_passed() -> None:
+    """Stale after 30 s without a valid observation, fresh before (Duration estimates)."""
+    world = World(SOLO, rows=1)
+    world.admit("a", 16, 2_000)
+    world.run(6)
+    while world.queue:
+        world.finish_frame()
+    seen_ns = world.now_ns
+    world.advance_to(seen_ns + TTL_NS - 1)
+    fresh = world.plan()
+    world.advance_to(seen_ns + TTL_NS + 1)
+    stale = world.plan()
+    assert fresh is not None
+    assert stale is not None
+    assert not fresh.needs_empty_queue
+    assert stale.needs_empty_queue
+    assert fresh.estimated_duration_ns == stale.estimated_duration_ns == 3 * MS
+
+
+def _ms(model: ModelledCatalog) -> dict[str, float]:
+    return {name: ns / MS for name, ns in model.duration_ns.items()}
+
+
+def test_elapsed_time_never_makes_a_graph_unknown() -> None:
+    """A measured graph keeps its cost for selection however old it is (Duration estimates)."""
+    world = decoding_world()
+    observe(world, 3 * MS)
+    world.advance(1000 * 3600 * 1000)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.estimated_duration_ns == 3 * MS
+    assert plan.reason is SelectionReason.ORDINARY
+
+
+def test_first_observation_of_a_stale_entry_replaces_its_estimate() -> None:
+    """A stale entry forgets its samples at the next valid one (Duration estimates)."""
+    world = decoding_world()
+    for _ in range(9):
+        observe(world, 3 * MS)
+    world.advance_to(world.now_ns + TTL_NS + 1)
+    observe(world, 8 * MS)
+    assert estimate_of(world) == 8 * MS
+    observe(world, 6 * MS)
+    assert estimate_of(world) == 7 * MS
+
+
+def test_active_rows_do_not_change_the_entry() -> None:
+    """Active row count is no part of a cost entry's identity (Duration estimates)."""
+    model = modelled(
+        {"initialize-b4": 0.25, "prefill-c64": 4.0, "decode-b4": 3.0, "terminal-b4": 0.25}
+    )
+    world = World(model, rows=4)
+    world.admit("a", 16, 500, needs_feedback=True)
+    while not world.streams["a"].tokens:
+        world.step()
+    observe(world, 7 * MS)
+    for name in "bcd":
+        world.admit(name, 16, 500, needs_feedback=True)
+    while not all(world.streams[name].tokens for name in "bcd"):
+        plan = world.plan()
+        assert plan is not None
+        if plan.graph.kind is GraphKind.DECODE:
+            assert plan.reason is SelectionReason.ORDINARY
+        observe(world, 7 * MS if plan.graph.kind is GraphKind.DECODE else MS // 4)
+    while (plan := world.plan()) is not None and plan.graph.kind is not GraphKind.DECODE:
+        world.step()
+    assert plan is not None
+    assert plan.estimated_duration_ns == 7 * MS
+
+
+def test_kinds_do_not_share_entries() -> None:
+    """The graph kind is part of a cost entry's identity (Duration estimates)."""
+    model = modelled({**_ms(SOLO), "scored-prefill-c64": 5.0})
+    world = World(model, rows=1)
+    measure_all(world, prompt=64)
+    world = World(model, rows=1)
+    world.admit("plain", 64, 1)
+    world.run_until_idle()
+    world.admit("scored", 64, 1, scored=True)
+    names = []
+    while world.step():
+        names.append((world.log[-1].name, world.log[-1].plan.estimated_duration_ns))
+    assert ("scored-prefill-c64", 0) in names
+
+
+# ---- discovery ----------------------------------------------------------------------------
+
+
+def test_a_cold_request_tries_its_largest_useful_prefill() -> None:
+    """A lone cold request tries its largest useful extent, without a rule (Duration estimates)."""
+    model = modelled({**_ms(SOLO), "prefill-c256": 9.0, "prefill-c1024": 30.0})
+    world = World(model, rows=1)
+    world.admit("a", 600, 4)
+    world.run(2)
+    assert [flight.name for flight in world.log] == ["initialize-b1", "prefill-c1024"]
+
+
+def test_larger_unmeasured_prefill_is_not_explored_for_the_same_tokens() -> None:
+    """A larger unmeasured prefill is excluded when a smaller consumes the same (exploration)."""
+    model = modelled({**_ms(SOLO), "prefill-c256": 9.0, "prefill-c1024": 30.0})
+    world = World(model, rows=1)
+    for index, prompt in enumerate((40, 64, 200)):
+        world.admit(f"r{index}", prompt, 1)
+        world.run_until_idle()
+    prefills = [flight.name for flight in world.log if "prefill" in flight.name]
+    assert prefills == ["prefill-c64", "prefill-c64", "prefill-c256"]
+
+
+def test_an_indeterminate_candidate_beats_a_determinate_one() -> None:
+    """Unknown wins over known whatever the values are (Duration estimates)."""
+    model = modelled({**_ms(SOLO), "initialize-b2": 0.3, "decode-b2": 3.2})
+    world = World(model, rows=2)
+    world.admit("a", 16, 2_000)
+    world.run(10)
+    world.admit("huge", 64, 2_000, weight=1e6)
+    while not world.streams["huge"].tokens:
+        world.step()
+    plan = None
+    while plan is None:
+        plan = world.plan()
+        if plan is None:
+            world.finish_frame()
+    assert plan.graph.name == "decode-b2"
+    assert plan.reason is SelectionReason.DISCOVERY
+
+
+def test_unknown_graphs_wait_for_an_empty_queue() -> None:
+    """An unknown graph requires an empty queue and completion feedback (Duration estimates)."""
+    model = modelled({**_ms(SOLO), "initialize-b2": 0.3, "decode-b2": 3.2})
+    world = World(model, rows=2)
+    world.admit("a", 16, 2_000)
+    world.admit("b", 16, 2_000)
+    world.run(40)
+    discovered: set[str] = set()
+    for earlier, flight in zip(world.log, world.log[1:], strict=False):
+        discovered.add(earlier.name)
+        if flight.name not in discovered:
+            assert flight.plan.needs_empty_queue
+            assert not flight.queued
+
+
+def test_stale_graphs_wait_for_an_empty_queue() -> None:
+    """Stale dispatches require an empty queue while keeping their cost (Duration estimates)."""
+    world = World(SOLO, rows=1)
+    world.admit("a", 16, 2_000)
+    world.run(10)
+    while world.queue:
+        world.finish_frame()
+    world.advance_to(world.now_ns + TTL_NS + 1)
+    world.submit()
+    assert len(world.queue) == 1, "a second frame was queued behind a stale one"
+    assert world.queue[0].plan.estimated_duration_ns == 3 * MS
+    world.finish_frame()
+    world.submit()
+    assert len(world.queue) == 2, "the refreshed graph may occupy both slots again"
+
+
+def test_commit_rechecks_freshness() -> None:
+    """A saved plan can outlive the freshness of its estimate (Duration estimates)."""
+    world = World(SOLO, rows=1)
+    world.admit("a", 16, 2_000)
+    world.run(10)
+    while world.queue:
+        world.finish_frame()
+    first = world.plan()
+    assert first is not None
+    world.commit(first)
+    saved = world.plan()
+    assert saved is not None
+    assert not saved.needs_empty_queue
+    world.advance_to(world.now_ns + TTL_NS + 1)
+    with pytest.raises(StalePlanError):
+        world.commit(saved)
+
+
+def test_seeded_costs_are_eligible_but_never_fresh() -> None:
+    """A cost cache seeds stale entries: ranked by old cost, refreshed on use (decisions, 10)."""
+    world = World(SOLO, rows=1, seeded=SOLO.duration_ns)
+    world.admit("a", 16, 2_000)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.reason is SelectionReason.ORDINARY
+    assert plan.estimated_duration_ns == SOLO.duration_ns["initialize-b1"]
+    assert plan.needs_empty_queue
+    world.run(3)
+    assert world.log[-1].name == "decode-b1"
+    assert world.log[-1].plan.needs_empty_queue
+    world.model = SOLO.with_duration("decode-b1", 5.0)
+    world = World(world.model, rows=1)
+    world.scheduler.seed_costs({"decode-b1": 3 * MS})
+    world.admit("a", 16, 2_000, needs_feedback=True)
+    while not world.log or world.log[-1].name != "decode-b1":
+        world.step()
+    assert estimate_of(world) == 5 * MS, "the first observation replaces the seed"
