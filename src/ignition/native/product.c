@@ -1,0 +1,166 @@
+#include "product.h"
+
+#include "tile_f32.h"
+#ifdef IGN_AVX2
+#include "tile_int_avx2.h"
+#else
+#include "tile_int_plain.h"
+#endif
+
+size_t panel_bytes(const matrix *w) {
+    size_t blocks = (size_t)w->inputs / BLOCK;
+    if (w->kind == KIND_Q4) return blocks * (Q4_CODE_BYTES + Q4_SCALE_BYTES);
+    if (w->kind == KIND_Q8) return blocks * (Q8_CODE_BYTES + Q8_SCALE_BYTES);
+    return blocks * F32_BLOCK_BYTES;
+}
+
+int panel_count(const matrix *w) { return (w->rows + LANES - 1) / LANES; }
+
+const uint8_t *panel_of(const matrix *w, int index) {
+    return w->data + (size_t)index * panel_bytes(w);
+}
+
+static void prepare(panel_pair *pair, int rows, uint8_t *memory) {
+    int blocks = pair->inputs / BLOCK;
+#ifdef IGN_AVX2
+    pair->is_expanded = rows > DIRECT_ROWS;
+#else
+    pair->is_expanded = rows > 0;
+#endif
+    for (int p = 0; p < pair->count; p++) {
+        uint8_t *base = memory + p * (PAIR_BYTES / 2);
+        expanded *e = &pair->unpacked[p];
+        *e = (expanded){base, (float *)(base + EXPANDED_CODES),
+                        (float *)(base + EXPANDED_CODES) + EXPANDED_SCALES};
+        if (pair->is_expanded && pair->kinds[p] == KIND_Q4) expand_q4(pair->panels[p], blocks, e);
+    }
+}
+
+void take_pair(panel_pair *pair, const matrix *w, int first, int rows, uint8_t *memory) {
+    int left = panel_count(w) - first;
+    pair->count = left > 1 ? 2 : 1;
+    pair->inputs = w->inputs;
+    for (int p = 0; p < pair->count; p++) {
+        pair->panels[p] = panel_of(w, first + p);
+        pair->kinds[p] = w->kind;
+    }
+    prepare(pair, rows, memory);
+}
+
+void take_twins(panel_pair *pair, const matrix *a, const matrix *b, int index, int rows,
+                uint8_t *memory) {
+    const matrix *both[2] = {a, b};
+    pair->count = 2;
+    pair->inputs = a->inputs;
+    for (int p = 0; p < 2; p++) {
+        pair->panels[p] = panel_of(both[p], index);
+        pair->kinds[p] = both[p]->kind;
+    }
+    prepare(pair, rows, memory);
+}
+
+static rows_in rows_from(const rows_in *x, int first) {
+    rows_in from = *x;
+    from.codes += (size_t)first * x->code_stride;
+    from.scales += (size_t)first * x->block_stride;
+    from.sums += (size_t)first * x->block_stride;
+    return from;
+}
+
+static void multiply_q4_expanded(const expanded *e, int count, int blocks, const rows_in *x,
+                                 int rows, float *out, int stride) {
+    int r = 0;
+    if (count == 2) {
+        for (; r + 3 <= rows; r += 3) {
+            rows_in at = rows_from(x, r);
+            tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, 2, 3);
+        }
+    }
+    for (; r < rows; r++) {
+        rows_in at = rows_from(x, r);
+        if (count == 2)
+            tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, 2, 1);
+        else
+            tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, 1, 1);
+    }
+}
+
+static void multiply_q8(const uint8_t *panel, int blocks, const rows_in *x, int rows, float *out,
+                        int stride) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        rows_in at = rows_from(x, r);
+        tile_q8(panel, blocks, &at, out + (size_t)r * stride, stride, 4);
+    }
+    rows_in at = rows_from(x, r);
+    out += (size_t)r * stride;
+    switch (rows - r) {
+        case 3: tile_q8(panel, blocks, &at, out, stride, 3); break;
+        case 2: tile_q8(panel, blocks, &at, out, stride, 2); break;
+        case 1: tile_q8(panel, blocks, &at, out, stride, 1); break;
+        default: break;
+    }
+}
+
+#ifdef IGN_AVX2
+static void multiply_q4_direct(const uint8_t *panel, int blocks, const rows_in *x, int rows,
+                               float *out, int stride) {
+    switch (rows) {
+        case 1: tile_q4_direct(panel, blocks, x, out, stride, 1); break;
+        case 2: tile_q4_direct(panel, blocks, x, out, stride, 2); break;
+        case 3: tile_q4_direct(panel, blocks, x, out, stride, 3); break;
+        case 4: tile_q4_direct(panel, blocks, x, out, stride, 4); break;
+        case 5: tile_q4_direct(panel, blocks, x, out, stride, 5); break;
+        default: tile_q4_direct(panel, blocks, x, out, stride, 6); break;
+    }
+}
+#endif
+
+static void multiply_f32(const panel_pair *pair, const float *x, int rows, float *out,
+                         int stride) {
+    const float *panels[2] = {(const float *)pair->panels[0], (const float *)pair->panels[1]};
+    int r = 0, inputs = pair->inputs;
+    if (pair->count == 2)
+        for (; r + 6 <= rows; r += 6)
+            tile_f32(panels, inputs, x + (size_t)r * inputs, inputs, out + (size_t)r * stride,
+                     stride, 2, 6);
+    for (; r < rows; r++) {
+        const float *at = x + (size_t)r * inputs;
+        if (pair->count == 2)
+            tile_f32(panels, inputs, at, inputs, out + (size_t)r * stride, stride, 2, 1);
+        else
+            tile_f32(panels, inputs, at, inputs, out + (size_t)r * stride, stride, 1, 1);
+    }
+}
+
+static void multiply_one(const panel_pair *pair, int p, const rows_in *x, int rows, float *out,
+                         int stride) {
+    int blocks = pair->inputs / BLOCK;
+    if (pair->kinds[p] == KIND_Q8) {
+        multiply_q8(pair->panels[p], blocks, x, rows, out, stride);
+        return;
+    }
+#ifdef IGN_AVX2
+    if (!pair->is_expanded) {
+        multiply_q4_direct(pair->panels[p], blocks, x, rows, out, stride);
+        return;
+    }
+#endif
+    multiply_q4_expanded(&pair->unpacked[p], 1, blocks, x, rows, out, stride);
+}
+
+void multiply_pair(const panel_pair *pair, const operand *x, int first, int rows, float *out,
+                   int stride) {
+    if (pair->kinds[0] == KIND_F32) {
+        multiply_f32(pair, x->floats + (size_t)first * x->inputs, rows, out, stride);
+        return;
+    }
+    rows_in at = rows_from(&x->quantised, first);
+    int both_q4 = pair->count == 2 && pair->kinds[0] == KIND_Q4 && pair->kinds[1] == KIND_Q4;
+    if (pair->is_expanded && both_q4) {
+        multiply_q4_expanded(pair->unpacked, 2, pair->inputs / BLOCK, &at, rows, out, stride);
+        return;
+    }
+    for (int p = 0; p < pair->count; p++)
+        multiply_one(pair, p, &at, rows, out + p * LANES, stride);
+}

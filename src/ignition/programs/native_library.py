@@ -1,0 +1,189 @@
+"""The compiled library as ctypes sees it: records, functions, and the check that it fits."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.state import ServingState
+
+ABI_VERSION: Final = 1
+_SHAPE_WORDS: Final = 10
+
+_STATE_ARRAYS: Final = (
+    "keys",
+    "values",
+    "page_table",
+    "pending_token",
+    "cached_tokens",
+    "output_count",
+    "finished",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "top_logprobs",
+    "stop_token_ids",
+    "bias_count",
+    "bias_ids",
+    "bias_values",
+    "output_counts",
+    "prompt_seen",
+)
+"""Fields of ServingState in the order of the C record."""
+
+
+class NativeLibraryError(Exception):
+    """The shared library cannot be loaded or was compiled for something else."""
+
+
+class StateRecord(ctypes.Structure):
+    """C `serving_state`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _STATE_ARRAYS),
+        ("pages_per_row", ctypes.c_int64),
+        ("pool_tokens", ctypes.c_int64),
+    ]
+
+
+class LaneRecord(ctypes.Structure):
+    """C `lane_outputs`."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in (
+            "tokens",
+            "produced",
+            "terminated",
+            "report_count",
+            "logprobs",
+            "top_ids",
+            "top_logprobs",
+        )
+    ]
+
+
+class ScoreRecord(ctypes.Structure):
+    """C `score_outputs`."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
+    ]
+
+
+def state_record(state: ServingState) -> StateRecord:
+    """Return the addresses of a state's arrays. The state must outlive every use."""
+    record = StateRecord()
+    for name in _STATE_ARRAYS:
+        setattr(record, name, getattr(state, name).ctypes.data)
+    record.pages_per_row = state.page_table.shape[1]
+    record.pool_tokens = state.keys.shape[1]
+    return record
+
+
+def open_library(path: Path, geometry: ModelGeometry, pool: PoolGeometry) -> ctypes.CDLL:
+    """Load a library and declare its functions.
+
+    Calls through it release the interpreter lock. Raises NativeLibraryError, naming what does not
+    fit, when it cannot be loaded or was compiled for another geometry.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        version = library.ign_abi_version
+        shape_of = library.ign_shape
+    except (OSError, AttributeError) as error:
+        raise NativeLibraryError(f"cannot load the native library {path.name}: {error}") from error
+    if version() != ABI_VERSION:
+        raise NativeLibraryError(
+            f"{path.name} has interface version {version()}, this flare needs {ABI_VERSION}"
+        )
+    words = (ctypes.c_int32 * _SHAPE_WORDS)()
+    shape_of(words)
+    _check_shape(path, list(words), geometry, pool)
+    _declare(library)
+    return library
+
+
+def is_float32(library: ctypes.CDLL) -> bool:
+    """Say whether the library was compiled for the fp32 precision."""
+    words = (ctypes.c_int32 * _SHAPE_WORDS)()
+    library.ign_shape(words)
+    return bool(words[9])
+
+
+def _check_shape(path: Path, words: list[int], geometry: ModelGeometry, pool: PoolGeometry) -> None:
+    expected = {
+        "layer_count": geometry.layer_count,
+        "hidden_size": geometry.hidden_size,
+        "query_heads": geometry.query_heads,
+        "kv_heads": geometry.kv_heads,
+        "head_size": geometry.head_size,
+        "ffn_size": geometry.ffn_size,
+        "vocabulary_size": geometry.vocabulary_size,
+        "page_size_tokens": pool.page_size_tokens,
+        "state record": ctypes.sizeof(StateRecord),
+    }
+    for (name, value), word in zip(expected.items(), words, strict=False):
+        if value != word:
+            raise NativeLibraryError(
+                f"{path.name} was compiled for {name} {word}, the package has {value}"
+            )
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, int32 = ctypes.c_void_p, ctypes.c_int32
+    library.ign_create.restype = pointer
+    library.ign_create.argtypes = [pointer, int32, int32, int32, ctypes.c_float, pointer, pointer]
+    library.ign_destroy.restype = None
+    library.ign_destroy.argtypes = [pointer]
+    library.ign_set_matrix.restype = None
+    library.ign_set_matrix.argtypes = [pointer, int32, int32, int32, int32, int32, pointer]
+    library.ign_set_vector.restype = None
+    library.ign_set_vector.argtypes = [pointer, int32, int32, pointer]
+    library.ign_decode.restype = int32
+    library.ign_decode.argtypes = [pointer, int32, pointer, pointer]
+    library.ign_prefill.restype = None
+    library.ign_prefill.argtypes = [pointer, int32, int32, int32, pointer, int32, pointer]
+    library.ign_scored_prefill.restype = None
+    prompt = (pointer, int32, int32, int32, pointer)
+    library.ign_scored_prefill.argtypes = (*prompt, pointer, int32, pointer, pointer)
+    library.ign_logits.restype = ctypes.POINTER(ctypes.c_float)
+    library.ign_logits.argtypes = [pointer, ctypes.POINTER(int32)]
+
+
+def rotary_tables(
+    geometry: ModelGeometry, length: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cosines and sines, float32 [length, head_size / 2], as transformers computes them."""
+    exponents = np.arange(0, geometry.head_size, 2, dtype=np.float32) / np.float32(
+        geometry.head_size
+    )
+    frequencies = (1.0 / np.float32(geometry.rope_theta) ** exponents).astype(np.float32)
+    if geometry.rope_scaling is not None:
+        frequencies = _llama3_scaled(frequencies, dict(geometry.rope_scaling))
+    angles = np.outer(np.arange(length, dtype=np.float32), frequencies)
+    return np.cos(angles), np.sin(angles)
+
+
+def _llama3_scaled(
+    frequencies: npt.NDArray[np.float32], scaling: dict[str, float]
+) -> npt.NDArray[np.float32]:
+    """Stretch long wavelengths by `factor`, keep short ones, interpolate between."""
+    original = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelengths = 2 * np.pi / frequencies
+    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    stretched = frequencies / scaling["factor"]
+    scaled = (1 - smooth) * stretched + smooth * frequencies
+    return np.asarray(scaled, dtype=np.float32)
