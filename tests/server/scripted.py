@@ -24,7 +24,7 @@ from helios.engine.messages import (
 )
 
 START, END = 256, 257
-VOCABULARY_SIZE = 260
+VOCABULARY_SIZE = 1000
 CONTEXT = 8192
 READY = Ready(
     protocol_version=1,
@@ -50,6 +50,7 @@ class ByteText:
 
     def __init__(self) -> None:
         self.threads: list[str] = []
+        self.roles = {"system", "user", "assistant"}
 
     def encode(self, text: str) -> list[int]:
         import threading
@@ -60,7 +61,7 @@ class ByteText:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         ids: list[int] = []
         for message in messages:
-            if message["role"] not in {"system", "user", "assistant"}:
+            if message["role"] not in self.roles:
                 raise ValueError(f"only system, user and assistant, not {message['role']}")
             ids += [START, *message["role"].encode(), *b"\n", *message["content"].encode(), END]
         return [*ids, START, *b"assistant\n"]

@@ -134,6 +134,7 @@ def test_every_sampling_field_reaches_the_engine(client, server):
         model="scripted",
         messages=HELLO,
         max_completion_tokens=5,
+        max_tokens=6,
         temperature=0.25,
         top_p=0.5,
         presence_penalty=1.5,

@@ -22,7 +22,7 @@ from helios.server.errors import ApiError
 from helios.server.http_metrics import HttpMetrics
 from helios.server.logprobs import TokenNames
 from helios.server.middleware import CallMiddleware, KeyMiddleware
-from helios.server.openapi import document
+from helios.server.openapi import ModelLimits, document
 from helios.server.ports import TextModel
 from helios.server.requests import chat_job, completion_job
 from helios.server.service import Service
@@ -82,11 +82,15 @@ def _middleware(service: Service, paths: list[str]) -> list[Middleware]:
 def _openapi(service: Service) -> Handler:
     async def handle(_: Request) -> Response:
         engine = service.backend.ready
-        body = document(
-            service.model_names(engine) if engine else service.config.model_names,
-            max_prompt_tokens=engine.context_length_tokens - 1 if engine else None,
-            with_key=service.config.api_key is not None,
-        )
+        limits = None
+        if engine is not None:
+            limits = ModelLimits(
+                model_names=service.model_names(engine),
+                context_length_tokens=engine.context_length_tokens,
+                vocabulary_size=engine.vocabulary_size,
+                eos_token_count=len(service.text.eos_token_ids),
+            )
+        body = document(limits, with_key=service.config.api_key is not None)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     return handle

@@ -18,6 +18,7 @@ from helios.server.errors import ApiError, ClientGoneError, invalid, shown
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 _BAD_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 _DISCARD_FACTOR = 4
+_LARGEST_EXACT = 2**53
 
 
 def check_content_type(request: Request) -> None:
@@ -84,7 +85,9 @@ def parse_object(data: bytes) -> dict[str, Any]:
     """Return the JSON object in a body. Raises ApiError (400)."""
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_number
+        )
     except UnicodeDecodeError as error:
         raise _not_json(f"the body is not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -114,6 +117,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise invalid(f"the key {shown(key)} appears twice", key, code="duplicate_key")
             seen.add(key)
     return value
+
+
+def _number(digits: str) -> float | int:
+    """JSON does not tell 5.0 from 5, so a field that wants an integer takes both."""
+    value = float(digits)
+    return int(value) if value.is_integer() and abs(value) <= _LARGEST_EXACT else value
 
 
 def _constant(name: str) -> NoReturn:

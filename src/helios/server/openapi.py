@@ -6,6 +6,7 @@ that are served, and fields without effect list the values at which they are acc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from pydantic import BaseModel
 
 from helios import __version__
+from helios.engine.ports import MAX_STOP_TOKENS
 from helios.server.errors import ErrorBody
 from helios.server.fields import (
     CHAT_NEUTRAL,
@@ -22,7 +24,15 @@ from helios.server.fields import (
     Neutral,
 )
 from helios.server.schema import ChatRequest, CompletionRequest
-from helios.server.wire import ChatCompletion, Completion, Health, ModelCard, ModelList
+from helios.server.wire import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Health,
+    ModelCard,
+    ModelList,
+)
 
 _REF = "#/components/schemas/{name}"
 _EXTRA: Mapping[str, Mapping[str, Neutral]] = {
@@ -45,11 +55,22 @@ _REFUSALS = {
 }
 
 
-def document(
-    model_names: Sequence[str], *, max_prompt_tokens: int | None, with_key: bool
-) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document; `model_names` empty means that they are not known yet."""
-    schemas = {**_request_schemas(model_names, max_prompt_tokens), **_answer_schemas()}
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What the served model makes true."""
+
+    model_names: Sequence[str]
+    context_length_tokens: int
+    vocabulary_size: int
+    eos_token_count: int
+
+
+def document(limits: ModelLimits | None, *, with_key: bool) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document; without `limits` while the model is not known yet."""
+    schemas = {**_request_schemas(), **_answer_schemas()}
+    if limits is not None:
+        _state_limits(schemas, limits)
+    model_names = () if limits is None else limits.model_names
     components: dict[str, Any] = {"schemas": schemas}
     result: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -64,7 +85,7 @@ def document(
     return result
 
 
-def _request_schemas(model_names: Sequence[str], max_prompt_tokens: int | None) -> dict[str, Any]:
+def _request_schemas() -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     models: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest)
     for model in models:
@@ -77,33 +98,53 @@ def _request_schemas(model_names: Sequence[str], max_prompt_tokens: int | None) 
                 "enum": list(entry.accepted),
                 "description": f"Accepted at these values only: {entry.reason}.",
             }
-    for name in ("ChatRequest", "CompletionRequest"):
-        schema = schemas[name]
-        if model_names:
-            schema["properties"]["model"]["enum"] = list(model_names)
-        # Options of a stream want a stream.
-        schema["if"] = {
-            "properties": {"stream_options": {"type": "object"}},
-            "required": ["stream_options"],
-        }
-        schema["then"] = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
-    _limit_prompt(schemas, max_prompt_tokens)
+    wants_stream = _wants("stream_options", "object", "stream")
+    schemas["CompletionRequest"]["allOf"] = [wants_stream]
+    schemas["ChatRequest"]["allOf"] = [wants_stream, _wants("top_logprobs", "integer", "logprobs")]
     return schemas
 
 
-def _limit_prompt(schemas: dict[str, Any], max_prompt_tokens: int | None) -> None:
-    if max_prompt_tokens is None:
-        return
-    for form in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]:
-        items = form.get("items", {})
-        if items.get("type") == "integer":
-            form["maxItems"] = max_prompt_tokens
-        elif items.get("type") == "array":
-            form["items"] = {**items, "maxItems": max_prompt_tokens}
+def _wants(field: str, kind: str, other: str) -> dict[str, Any]:
+    """A field that is there, and not null, wants another one to be true."""
+    return {
+        "if": {"properties": {field: {"type": kind}}, "required": [field]},
+        "then": {"properties": {other: {"const": True}}, "required": [other]},
+    }
+
+
+def _state_limits(schemas: dict[str, Any], limits: ModelLimits) -> None:
+    """Write what the model makes true into the request schemas."""
+    largest = limits.vocabulary_size - 1
+    for name in ("ChatRequest", "CompletionRequest"):
+        fields = schemas[name]["properties"]
+        fields["model"]["enum"] = list(limits.model_names)
+        stops, bias = fields["stop_token_ids"]["anyOf"][0], fields["logit_bias"]["anyOf"][0]
+        stops["maxItems"] = MAX_STOP_TOKENS - limits.eos_token_count
+        stops["items"]["maximum"] = largest
+        pattern = f"^(0|[1-9][0-9]{{0,{len(str(largest)) - 1}}})$"
+        fields["logit_bias"]["anyOf"][0] = {**bias, "propertyNames": {"pattern": pattern}}
+    token_ids = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": largest},
+        "minItems": 1,
+        "maxItems": limits.context_length_tokens - 1,
+    }
+    forms = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    forms[2] = token_ids
+    forms[3] = {**forms[3], "items": token_ids}
 
 
 def _answer_schemas() -> dict[str, Any]:
-    answers = (ChatCompletion, Completion, ModelCard, ModelList, Health, ErrorBody)
+    answers = (
+        ChatCompletion,
+        ChatCompletionChunk,
+        Completion,
+        CompletionChunk,
+        ModelCard,
+        ModelList,
+        Health,
+        ErrorBody,
+    )
     _, components = msgspec.json.schema_components(answers, ref_template=_REF)
     return dict(components)
 
@@ -129,13 +170,30 @@ def _responses(
     return responses
 
 
-def _inference(summary: str, request: str, answer: str) -> dict[str, Any]:
-    ok = {
-        **_json(answer),
-        "text/event-stream": {
-            "schema": {"type": "string", "description": "Chunks as events, then [DONE]."}
+def _events(chunk: str) -> dict[str, Any]:
+    """Describe a stream by one of its events; the last one's data is [DONE]."""
+    chunks = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {
+            "anyOf": [{"$ref": _REF.format(name=name)} for name in (chunk, "ErrorBody")]
         },
     }
+    data = {"anyOf": [{"const": "[DONE]"}, chunks]}
+    return {
+        "text/event-stream": {
+            "schema": {
+                "type": "object",
+                "description": "One event. The last event's data is [DONE].",
+                "properties": {"data": data},
+                "required": ["data"],
+            }
+        }
+    }
+
+
+def _inference(summary: str, request: str, answer: str) -> dict[str, Any]:
+    ok = {**_json(answer), **_events(f"{answer}Chunk")}
     statuses = ("400", "401", "404", "405", "408", "413", "415", "500", "503")
     return {
         "post": {

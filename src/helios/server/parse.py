@@ -18,7 +18,11 @@ from helios.server.fields import (
 )
 from helios.server.schema import ChatRequest, CompletionRequest, Message, StreamOptions
 
-_MODEL_CHECKS = frozenset({"stream_options", "top_logprobs", "max_tokens", "n"})
+_PARAM_OF_CHECK = {
+    "stream_options": "stream_options",
+    "top_logprobs": "top_logprobs",
+    "too_many_choices": "n",
+}
 M = TypeVar("M", ChatRequest, CompletionRequest)
 
 _SHOW_NO_INPUT = frozenset({"missing", "refused"})
@@ -67,7 +71,7 @@ def _refusal(error: pydantic.ValidationError) -> ApiError:
     found = error.errors(include_url=False)
     first = found[0]
     kind = str(first["type"])
-    param = _path(first["loc"]) or (kind if kind in _MODEL_CHECKS else None)
+    param = _path(first["loc"]) or _PARAM_OF_CHECK.get(kind)
     message = first["msg"]
     if kind == "missing":
         message = "is required"
@@ -90,6 +94,8 @@ def _reworded(message: str) -> str:
 
 
 def _code(kind: str) -> str:
+    if kind == "too_many_choices":
+        return kind
     return "missing_parameter" if kind == "missing" else "invalid_value"
 
 

@@ -32,7 +32,9 @@ async def chat_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Jo
         [prompt],
         call_id=call_id,
         engine=engine,
-        max_output_tokens=fields.max_completion_tokens or fields.max_tokens or context,
+        max_output_tokens=min(
+            fields.max_completion_tokens or context, fields.max_tokens or context
+        ),
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,
         scored=False,
     )

@@ -250,7 +250,7 @@ class ChatRequest(SamplingFields):
         None,
         ge=1,
         le=MAX_TOKENS_FIELD,
-        description="Older name of max_completion_tokens.",
+        description="Older name of max_completion_tokens; of both the smaller holds.",
     )
     max_completion_tokens: int | None = Field(
         None,
@@ -268,9 +268,6 @@ class ChatRequest(SamplingFields):
         _check_stream_options(self)
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "needs logprobs to be true")
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
-            raise PydanticCustomError("max_tokens", "differs from max_completion_tokens: send one")
         return self
 
 
@@ -278,7 +275,8 @@ class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(PROMPT_SCHEMA)] = Field(
-        description="A text, token ids, or a list of either."
+        description="A text, token ids, or a list of either. Prompts times n: at most "
+        f"{MAX_CHOICES}."
     )
     max_tokens: int | None = Field(
         None,
@@ -301,7 +299,7 @@ class CompletionRequest(SamplingFields):
         choices = len(self.prompt) * (self.n or 1)
         if choices > MAX_CHOICES:
             raise PydanticCustomError(
-                "n",
+                "too_many_choices",
                 "times the number of prompts is {choices}, more than the limit of {limit}",
                 {"choices": choices, "limit": MAX_CHOICES},
             )

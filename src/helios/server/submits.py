@@ -97,13 +97,11 @@ def check_tokens(fields: SamplingFields, engine: Ready, eos_token_ids: Sequence[
         _check_token(token_id, engine, "logit_bias")
     for token_id in fields.stop_token_ids or ():
         _check_token(token_id, engine, "stop_token_ids")
-    stops = dict.fromkeys(fields.stop_token_ids or ())
-    if not fields.ignore_eos:
-        stops |= dict.fromkeys(eos_token_ids)
-    if len(stops) > MAX_STOP_TOKENS:
+    limit = MAX_STOP_TOKENS - len(eos_token_ids)
+    if len(fields.stop_token_ids or ()) > limit:
         raise invalid(
-            f"stop_token_ids: {len(stops)} stop tokens with the model's own end tokens, more than "
-            f"the limit of {MAX_STOP_TOKENS}",
+            f"stop_token_ids has {len(fields.stop_token_ids or ())} tokens, more than the limit of "
+            f"{limit} (beside the model's own end tokens)",
             "stop_token_ids",
         )
 

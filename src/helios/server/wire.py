@@ -1,4 +1,7 @@
-"""The bodies of answers, as the client library of OpenAI reads them (msgspec structs)."""
+"""The bodies of answers, as the client library of OpenAI reads them (msgspec structs).
+
+Chunks are described here for the served document and for tests; `shapes` writes their bytes.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,37 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New output of a choice: the role first, then text, and nothing in the last chunk."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step of one choice; the last one has a finish reason."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    """Only beside a finish reason."""
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One event of a streamed chat completion; without choices when it carries the usage."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    """Absent unless `stream_options.include_usage`; null in all chunks but the last."""
+
+
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of a text choice, or of one chunk of it: parallel lists."""
 
@@ -102,6 +136,30 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+
+
+class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step of one choice; the last one has a finish reason."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    """Only beside a finish reason."""
+
+
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One event of a streamed text completion; without choices when it carries the usage."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    """Absent unless `stream_options.include_usage`; null in all chunks but the last."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
