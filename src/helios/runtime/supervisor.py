@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from multiprocessing.context import SpawnProcess
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from helios.engine.backend import EngineUnavailableError
 from helios.engine.messages import PROTOCOL_VERSION, EngineCommand, EngineEvent, Ready
@@ -225,9 +225,8 @@ class EngineConnection(asyncio.Protocol):
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        """Keep the transport; uvloop's are transports without being asyncio's class."""
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Decode complete batches and hand their events on; garbage closes the link."""
