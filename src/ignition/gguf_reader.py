@@ -27,10 +27,7 @@ Plan = tuple[str, str, tuple[int, ...]]
 def read_gguf(path: Path, *, name: str) -> Checkpoint:
     """Read a model to be served under a name. Raises CheckpointError; touches nothing else."""
     file = open_gguf(path)
-    factors = None
-    if _FREQUENCIES in file.tensors:
-        factors = decode_float32(file, file.tensors[_FREQUENCIES])
-    geometry = read_geometry(file, factors)
+    geometry = _geometry_of(file)
     plan = list(tensor_plan(geometry))
     _check_plan(file, plan)
     text = read_text_assets(Metadata(file), geometry.vocabulary_size)
@@ -46,6 +43,18 @@ def read_gguf(path: Path, *, name: str) -> Checkpoint:
         },
         text=text,
     )
+
+
+def read_gguf_geometry(path: Path) -> ModelGeometry:
+    """Read the sizes of a model alone, for planning. Raises CheckpointError."""
+    return _geometry_of(open_gguf(path))
+
+
+def _geometry_of(file: GgufFile) -> ModelGeometry:
+    factors = None
+    if _FREQUENCIES in file.tensors:
+        factors = decode_float32(file, file.tensors[_FREQUENCIES])
+    return read_geometry(file, factors)
 
 
 def tensor_plan(geometry: ModelGeometry) -> Iterator[Plan]:
