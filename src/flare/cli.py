@@ -15,6 +15,10 @@ from rich.markup import escape
 
 from flare.commands.bench import bench
 from flare.commands.fetch import fetch
+from flare.commands.inspect import inspect
+from flare.commands.plan import plan
+from flare.commands.prepare import prepare
+from flare.commands.run import run
 from flare.commands.trace import trace
 from flare.console import notices, results
 from flare.failures import is_expected
@@ -50,7 +54,7 @@ def version() -> None:
     results().print(f"flare {__version__}", highlight=False)
 
 
-for _command in (fetch, bench, trace):
+for _command in (run, fetch, plan, prepare, inspect, bench, trace):
     app.command()(_command)
 
 

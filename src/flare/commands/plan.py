@@ -1,0 +1,70 @@
+"""`flare plan`: says what a package would hold and cost, before anything is prepared."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from flare.console import results
+from flare.models import Model, find_model
+from flare.options import (
+    DEFAULT_MODEL,
+    Backend,
+    BackendOption,
+    BucketsOption,
+    CapacitiesOption,
+    ConcurrencyOption,
+    ContextOption,
+    MemoryOption,
+    ModelArgument,
+    PrecisionOption,
+    ThreadsOption,
+)
+from flare.plan_tables import plan_tables
+from flare.request import package_request
+from ignition.capacity import CapacityPlan
+
+
+def plan(
+    *,
+    model: ModelArgument = DEFAULT_MODEL,
+    precision: PrecisionOption = None,
+    backend: BackendOption = Backend.AUTO,
+    memory: MemoryOption = None,
+    concurrency: ConcurrencyOption = 16,
+    threads: ThreadsOption = None,
+    context: ContextOption = None,
+    request_buckets: BucketsOption = None,
+    prefill_capacities: CapacitiesOption = None,
+    buffers: Annotated[bool, typer.Option(help="List every static buffer too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show the catalog, buffers and memory of a package, and what each program is for.
+
+    Examples:
+    [bold]flare plan[/bold]
+    [bold]flare plan model.gguf --memory 1GiB --concurrency 32 --json[/bold]
+    """
+    request = package_request(
+        backend=backend,
+        precision=precision,
+        memory=memory,
+        concurrency=concurrency,
+        threads=threads,
+        context=context,
+        request_buckets=request_buckets,
+        prefill_capacities=prefill_capacities,
+    )
+    found = find_model(model)
+    planned = request.plan(found.geometry)
+    if as_json:
+        print(json.dumps(_document(found, planned), indent=1))
+    else:
+        results().print(plan_tables(found.source.name, planned, with_buffers=buffers))
+
+
+def _document(model: Model, planned: CapacityPlan) -> dict[str, object]:
+    identity = {"name": model.source.name, "sha256": model.sha256}
+    return {"model": identity, **planned.to_document()}

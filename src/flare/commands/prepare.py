@@ -1,0 +1,69 @@
+"""`flare prepare`: writes a package, so that serving only has to open it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flare.console import results
+from flare.models import find_model
+from flare.options import (
+    DEFAULT_MODEL,
+    Backend,
+    BackendOption,
+    BucketsOption,
+    CapacitiesOption,
+    ConcurrencyOption,
+    ContextOption,
+    MemoryOption,
+    ModelArgument,
+    PrecisionOption,
+    ThreadsOption,
+)
+from flare.packages import default_directory, existing
+from flare.packages import prepare as prepare_package
+from flare.request import package_request
+
+
+def prepare(
+    *,
+    model: ModelArgument = DEFAULT_MODEL,
+    precision: PrecisionOption = None,
+    backend: BackendOption = Backend.AUTO,
+    memory: MemoryOption = None,
+    concurrency: ConcurrencyOption = 16,
+    threads: ThreadsOption = None,
+    context: ContextOption = None,
+    request_buckets: BucketsOption = None,
+    prefill_capacities: CapacitiesOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Directory to write [default: in the user's cache]."),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Prepare again what is there.")] = False,
+) -> None:
+    """Compile and measure the programs of a model for this machine; prints the package's directory.
+
+    Examples:
+    [bold]flare prepare[/bold]
+    [bold]flare prepare model.gguf --precision fp32 --output my-package[/bold]
+    """
+    request = package_request(
+        backend=backend,
+        precision=precision,
+        memory=memory,
+        concurrency=concurrency,
+        threads=threads,
+        context=context,
+        request_buckets=request_buckets,
+        prefill_capacities=prefill_capacities,
+    )
+    found = find_model(model)
+    planned = request.plan(found.geometry)
+    directory = output or default_directory(found, planned)
+    # A directory that the person named may hold a package of other options: it is replaced.
+    if force or output is not None or existing(directory) is None:
+        prepare_package(found, planned, request, directory)
+    results().print(str(directory), soft_wrap=True, highlight=False)

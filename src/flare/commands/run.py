@@ -1,0 +1,216 @@
+"""`flare run`: fetches and prepares what is missing, then serves until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+from rich.markup import escape
+
+from flare.compose import ServingOptions, serve_package
+from flare.console import notices
+from flare.errors import FlareError
+from flare.models import find_model
+from flare.options import (
+    DEFAULT_MODEL,
+    Backend,
+    BackendOption,
+    BucketsOption,
+    CapacitiesOption,
+    ConcurrencyOption,
+    ContextOption,
+    MemoryOption,
+    ModelArgument,
+    PrecisionOption,
+    Preset,
+    ThreadsOption,
+    size_bytes,
+)
+from flare.packages import default_directory, existing, is_package, prepare
+from flare.plan_tables import capacity_line, catalog_line
+from flare.policy_options import (
+    AdaptationMs,
+    ArrivalShares,
+    DecodeAgePrice,
+    DeliveryFairness,
+    EstimateTtlMs,
+    OutputTokenValue,
+    PresetOption,
+    TerminalAgePrice,
+    TerminalValue,
+    TokenFairness,
+    policy_of,
+)
+from flare.request import PackageRequest, package_request
+from helios.engine.manifest import Manifest
+from helios.server.config import ServerConfig
+from helios.server.serve import bind
+from ignition.package_manifest import read_manifest
+
+_SERVICE = "Service"
+
+
+def run(
+    *,
+    model: ModelArgument = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(rich_help_panel=_SERVICE, help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, rich_help_panel=_SERVICE, help="0 takes a free one.")
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FLARE_API_KEY", rich_help_panel=_SERVICE, help="Key that clients must send."
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=_SERVICE, help="Name(s) to serve under."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=_SERVICE, help="Origin(s) that browsers may call from."),
+    ] = None,
+    queue_limit: Annotated[
+        int,
+        typer.Option(min=1, rich_help_panel=_SERVICE, help="Requests that may wait; then 503."),
+    ] = 1024,
+    max_body: Annotated[
+        str, typer.Option(rich_help_panel=_SERVICE, help="Largest request body.")
+    ] = "4MiB",
+    drain_timeout_s: Annotated[
+        float,
+        typer.Option(min=0, rich_help_panel=_SERVICE, help="Time to finish after SIGTERM."),
+    ] = 30.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=_SERVICE, help="Write every decision here (`flare trace`)."),
+    ] = None,
+    log_requests: Annotated[
+        bool, typer.Option(rich_help_panel=_SERVICE, help="Log a line per request.")
+    ] = False,
+    precision: PrecisionOption = None,
+    backend: BackendOption = Backend.AUTO,
+    memory: MemoryOption = None,
+    concurrency: ConcurrencyOption = 16,
+    threads: ThreadsOption = None,
+    context: ContextOption = None,
+    request_buckets: BucketsOption = None,
+    prefill_capacities: CapacitiesOption = None,
+    scheduler_policy: PresetOption = Preset.BALANCED,
+    output_token_value: OutputTokenValue = None,
+    token_fairness: TokenFairness = None,
+    delivery_fairness: DeliveryFairness = None,
+    decode_age_price: DecodeAgePrice = None,
+    terminal_value: TerminalValue = None,
+    terminal_age_price: TerminalAgePrice = None,
+    adaptation_ms: AdaptationMs = None,
+    estimate_ttl_ms: EstimateTtlMs = None,
+    arrival_shares: ArrivalShares = None,
+) -> None:
+    """Serve a model over the OpenAI API; fetches and prepares what is missing.
+
+    Examples:
+    [bold]flare run[/bold]
+    [bold]flare run model.gguf --port 9000 --concurrency 32 --memory 4GiB[/bold]
+    [bold]flare run --trace run.jsonl --scheduler-policy throughput[/bold]
+    """
+    policy = policy_of(
+        scheduler_policy,
+        estimate_ttl_ms=estimate_ttl_ms,
+        output_token_value=output_token_value,
+        token_fairness=token_fairness,
+        delivery_fairness=delivery_fairness,
+        decode_age_price=decode_age_price,
+        terminal_value=terminal_value,
+        terminal_age_price=terminal_age_price,
+        adaptation_ms=adaptation_ms,
+        arrival_shares=arrival_shares,
+    )
+    request = package_request(
+        backend=backend,
+        precision=precision,
+        memory=memory,
+        concurrency=concurrency,
+        threads=threads,
+        context=context,
+        request_buckets=request_buckets,
+        prefill_capacities=prefill_capacities,
+    )
+    options = ServingOptions(
+        server=_server_config(api_key, served_model_name, allow_origin, max_body),
+        policy=policy,
+        waiting_limit=queue_limit,
+        threads=threads,
+        trace_path=None if trace is None else _writable(trace),
+        drain_timeout_s=drain_timeout_s,
+    )
+    _log_to_terminal(log_requests)
+    # A port that is taken must be told now, not after minutes of preparing.
+    with bind(host, port) as listener:
+        directory, manifest = _package(model, request)
+        _announce(manifest, f"http://{host}:{listener.getsockname()[1]}", trace, api_key)
+        serve_package(directory, manifest, listener, options)
+
+
+def _server_config(
+    api_key: str | None, names: list[str] | None, origins: list[str] | None, max_body: str
+) -> ServerConfig:
+    try:
+        return ServerConfig(
+            api_key=api_key,
+            model_names=tuple(names or ()),
+            allow_origins=tuple(origins or ()),
+            max_body_bytes=size_bytes(max_body),
+        )
+    except ValueError as error:
+        raise FlareError(f"--{str(error).replace('_', '-', 1)}") from error
+
+
+def _writable(trace: Path) -> Path:
+    """Find out now whether the trace can be written. Raises OSError."""
+    with trace.open("wb"):
+        return trace.absolute()
+
+
+def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
+    """Return the package to serve, preparing it when it is missing."""
+    if is_package(Path(text)):
+        return Path(text), read_manifest(Path(text))
+    model = find_model(text)
+    plan = request.plan(model.geometry)
+    directory = default_directory(model, plan)
+    manifest = existing(directory)
+    if manifest is None:
+        manifest = prepare(model, plan, request, directory)
+    return directory, manifest
+
+
+def _announce(manifest: Manifest, url: str, trace: Path | None, api_key: str | None) -> None:
+    key = " -H 'Authorization: Bearer ...'" if api_key else ""
+    body = f'{{"model":"{manifest.model.name}","messages":[{{"role":"user","content":"Hello"}}]}}'
+    served = f"{manifest.precision} on {manifest.backend} programs"
+    call = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    lines = [
+        f"[bold]{manifest.model.name}[/bold] in {served}, {manifest.machine.threads} threads",
+        capacity_line(manifest),
+        f"programs: {catalog_line(tuple(graph.name for graph in manifest.graphs))}",
+        *([f"trace: {trace}"] if trace else []),
+        f"serving on [bold]{url}[/bold] (Ctrl-C stops); try",
+        f"  {escape(call)}",
+    ]
+    console = notices()
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _log_to_terminal(log_requests: bool) -> None:
+    handler = RichHandler(console=notices(), show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
+    if log_requests:
+        logging.getLogger("helios.access").setLevel(logging.INFO)

@@ -1,0 +1,76 @@
+"""The composition root: the one place that knows ignition, the runtime and the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import socket
+from pathlib import Path
+
+from helios.engine.manifest import Manifest
+from helios.engine.ports import DetokenizerFactory, PreparedModel
+from helios.runtime.client import EngineClient
+from helios.runtime.settings import EngineSettings, ModelIdentity
+from helios.runtime.text import TextModel, open_detokenizers
+from helios.scheduler import PolicyConfig
+from helios.server.app import create_app
+from helios.server.config import ServerConfig
+from helios.server.serve import run
+from helios.server.starting import StartingBackend
+from ignition.package import open_package
+from ignition.package_manifest import read_manifest
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions:
+    """How to serve a package."""
+
+    server: ServerConfig
+    policy: PolicyConfig
+    waiting_limit: int
+    threads: int | None = None
+    """None: as many as the package was prepared for."""
+    trace_path: Path | None = None
+    drain_timeout_s: float = 30.0
+
+
+def open_model(directory: Path, threads: int | None) -> PreparedModel:
+    """Open a package; runs inside the engine process. Raises PackageError."""
+    return open_package(directory, threads=threads)
+
+
+def open_package_detokenizers(directory: Path) -> DetokenizerFactory:
+    """Open the text side of a package for the engine process. Raises TextError."""
+    return open_detokenizers(directory, read_manifest(directory).tokenizer)
+
+
+def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions) -> EngineSettings:
+    """Return picklable settings of an engine over a package."""
+    return EngineSettings(
+        open_model=functools.partial(open_model, directory, options.threads),
+        open_detokenizers=functools.partial(open_package_detokenizers, directory),
+        model=ModelIdentity(
+            name=manifest.model.name,
+            vocabulary_size=manifest.tokenizer.vocabulary_size,
+            eos_token_ids=manifest.tokenizer.eos_token_ids,
+            backend=manifest.backend,
+            precision=manifest.precision,
+        ),
+        policy=options.policy,
+        waiting_limit=options.waiting_limit,
+        trace_path=options.trace_path,
+    )
+
+
+def serve_package(
+    directory: Path, manifest: Manifest, listener: socket.socket, options: ServingOptions
+) -> None:
+    """Serve a package on a bound socket until a signal asks to stop.
+
+    The engine runs in its own process. Raises EngineStartError with that process's reason, and
+    TextError.
+    """
+    settings = engine_settings(directory, manifest, options)
+    backend = StartingBackend(functools.partial(EngineClient.start, settings))
+    app = create_app(backend, TextModel.open(directory, manifest.tokenizer), options.server)
+    run(app, listener, drain_timeout_s=options.drain_timeout_s, on_start=backend.start)
