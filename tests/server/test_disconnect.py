@@ -6,7 +6,9 @@ Raw sockets, because client libraries hide when a connection really closes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import select
 import socket
 import struct
 
@@ -147,3 +149,39 @@ def test_two_requests_on_one_connection():
                 answer += connection.recv(65536)
             assert answer.startswith(b"HTTP/1.1 200 ")
         assert len(server.backend.finished) == 3
+
+
+def test_client_gone_after_sending_its_next_request_ahead():
+    """Pipelining does not hide that the client of the running request has left."""
+    with live(ScriptedBackend(reply="x" * 4000, delay_s=0.002)) as server:
+        connection = server.connect()
+        connection.sendall(request_bytes(stream=True))
+        until(lambda: server.backend.running == 1)
+        connection.sendall(request_bytes(stream=True))
+        until(lambda: b"data: " in connection.recv(65536, socket.MSG_PEEK))
+        connection.close()
+        until(lambda: len(server.backend.cancelled) == 1)
+        assert_nothing_left(server)
+        assert len(server.backend.submitted) == 1
+
+
+def test_a_head_without_end_is_refused():
+    with live() as server, server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                connection.sendall(b"y" * 10_000)
+                if select.select([connection], [], [], 0.01)[0]:
+                    break
+        assert connection.recv(65536).startswith(b"HTTP/1.1 431 ")
+    with live() as server, server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 2000 + b"\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_is_no_http_is_refused():
+    with live() as server, server.connect() as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\r\n\r\n")
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'{"error":{' in answer

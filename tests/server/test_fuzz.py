@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import msgspec
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from helios.server.body import parse_object
-from helios.server.errors import ApiError, ErrorBody
+from helios.server.errors import ApiError, ErrorBody, ErrorDetail
 from helios.server.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from helios.server.parse import parse_chat, parse_completion
 from helios.server.schema import ChatRequest, CompletionRequest
@@ -61,22 +61,29 @@ def check_answer(server: Live, path: str, body: bytes) -> None:
         assert error.type == "invalid_request_error"
 
 
+def refusal_of(work: Callable[[], object]) -> ErrorDetail | None:
+    """Return how a request is refused, in the form that a client decodes."""
+    try:
+        work()
+    except ApiError as error:
+        return msgspec.json.decode(error.body(), type=ErrorBody).error
+    return None
+
+
 @hypothesis.given(st.binary(max_size=200))
 def test_any_bytes(data):
-    try:
-        assert isinstance(parse_object(data), dict)
-    except ApiError as error:
-        assert error.status == 400
-        msgspec.json.decode(error.body(), type=ErrorBody)
+    refused = refusal_of(lambda: parse_object(data))
+    assert refused is None or refused.message
 
 
 @hypothesis.given(st.dictionaries(st.text(max_size=8), values, max_size=4))
 def test_any_object_is_read_as_json_reads_it(value):
     data = json.dumps(value).encode()
-    try:
+    refused = refusal_of(lambda: parse_object(data))
+    if refused is None:
         assert parse_object(data) == value
-    except ApiError as error:
-        assert error.detail.code == "invalid_character"
+    else:
+        assert refused.code == "invalid_character"
 
 
 @pytest.mark.slow
@@ -102,11 +109,9 @@ def test_a_single_field_is_accepted_or_named(name, value):
         (parse_chat, {"model": "m", "messages": BASE["messages"]}, CHAT_NEUTRAL),
         (parse_completion, {"model": "m", "prompt": "x"}, COMPLETION_NEUTRAL),
     ):
-        try:
-            parse({**base, name: value})
-        except ApiError as error:
-            assert error.status == 400
-            assert error.detail.param is not None
-            assert error.detail.param.startswith((name, "stream_options"))
-            assert name in error.detail.message
+        refused = refusal_of(lambda: parse({**base, name: value}))  # noqa: B023 - called at once
+        if refused is not None:
+            assert refused.param is not None
+            assert refused.param.startswith((name, "stream_options"))
+            assert name in refused.message
         assert base.keys() & neutral.keys() == set()

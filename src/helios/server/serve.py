@@ -20,6 +20,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from helios.engine.backend import EngineUnavailableError
+from helios.server.protocol import BoundedHttpProtocol
 from helios.server.service import Service
 
 _log = logging.getLogger("helios.server")
@@ -160,6 +161,7 @@ def uvicorn_config(app: Starlette) -> uvicorn.Config:
     """Return the settings under which the application is served."""
     return uvicorn.Config(
         app,
+        http=BoundedHttpProtocol,
         log_config=None,
         access_log=False,
         ws="none",
