@@ -15,6 +15,9 @@ from ignition.geometry import ModelGeometry, PoolGeometry
 PREPARE_REPLAYS: Final = 4
 """Replays of each program while preparing: one to warm up and three to measure."""
 
+WARM_CONTEXT_TOKENS: Final = 64
+"""Prompt tokens that decode rows hold while they are measured, as far as their pages allow."""
+
 _SCORE_ROWS: Final = 64
 _BYTES_PER_WEIGHT: Final = {"int8": 34 / 32, "fp32": 4.0}
 _FLOPS_PER_S: Final = {"int8": 120e9, "fp32": 60e9}
@@ -85,8 +88,17 @@ def prepare_seconds(
         return PREPARE_REPLAYS * 0.001 + _CAPTURE_S[backend]
     tokens = graph.batch_capacity * graph.token_capacity
     head_rows = tokens if graph.kind is GraphKind.SCORED_PREFILL else graph.batch_capacity
+    replay = _replay_seconds(geometry, tokens, head_rows, precision)
+    filling = 0.0
+    if graph.kind is GraphKind.DECODE:
+        filling = graph.batch_capacity * _replay_seconds(
+            geometry, WARM_CONTEXT_TOKENS, 1, precision
+        )
+    return PREPARE_REPLAYS * replay + filling + _CAPTURE_S[backend]
+
+
+def _replay_seconds(geometry: ModelGeometry, tokens: int, head_rows: int, precision: str) -> float:
     matrices = geometry.layer_count * layer_parameters(geometry)
     head = geometry.vocabulary_size * geometry.hidden_size
     arithmetic = 2 * (tokens * matrices + head_rows * head) / _FLOPS_PER_S[precision]
-    reading = weight_bytes(geometry, precision) / _WEIGHT_BYTES_PER_S
-    return PREPARE_REPLAYS * max(arithmetic, reading) + _CAPTURE_S[backend]
+    return max(arithmetic, weight_bytes(geometry, precision) / _WEIGHT_BYTES_PER_S)

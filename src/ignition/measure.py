@@ -10,16 +10,12 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
 
 import numpy as np
 
 from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
 from helios.scheduler import Fence, GraphDescriptor, GraphKind, RequestHandle
-from ignition.capacity_costs import PREPARE_REPLAYS
-
-_WARM_CONTEXT_TOKENS: Final = 64
-"""Prompt tokens that decode rows hold while they are measured, as far as their pages allow."""
+from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
 
 
 def measure_programs(model: PreparedModel, on_measured: Callable[[str], None]) -> dict[str, int]:
@@ -48,22 +44,19 @@ class _Measurement:
             self._lanes, self._pages = model.resources.page_count, 1
 
     def median_ns(self) -> int:
-        program = self._program(self._graph.kind, self._graph.batch_capacity)
-        durations = [self._once(program) for _ in range(PREPARE_REPLAYS)]
-        return max(1, int(statistics.median(durations[1:])))
-
-    def _once(self, program: PreparedProgram) -> int:
-        """Time one replay, with whatever has to happen before and after it."""
         kind = self._graph.kind
+        program = self._program(kind, self._graph.batch_capacity)
         if kind is not GraphKind.INITIALIZE:
             self._run_all(GraphKind.INITIALIZE)
         if kind is GraphKind.DECODE:
             for row in range(self._lanes):
                 self._fill(row)
-        taken = self._run(program, self._frame_lanes(kind))
-        if kind is not GraphKind.TERMINAL:
-            self._run_all(GraphKind.TERMINAL)
-        return taken
+        # A prefill starts at position zero every time; a decode step goes on from the last one,
+        # and the other two kinds may be repeated on the same rows.
+        lanes = self._frame_lanes(kind)
+        durations = [self._run(program, lanes) for _ in range(PREPARE_REPLAYS)]
+        self._run_all(GraphKind.TERMINAL)
+        return max(1, int(statistics.median(durations[1:])))
 
     def _frame_lanes(self, kind: GraphKind) -> list[FrameLane]:
         if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
@@ -79,14 +72,15 @@ class _Measurement:
             self._run(program, [self._lane(row) for row in rows])
 
     def _fill(self, row: int) -> None:
-        """Give a row a context, leaving room for the token that is measured."""
+        """Give a row a context, leaving room for the tokens that are measured."""
         capacities = self._model.catalog.indices_of(GraphKind.PREFILL)
         graphs = [self._model.catalog.graphs[index] for index in capacities]
-        fitting = [g for g in graphs if g.token_capacity <= _WARM_CONTEXT_TOKENS] or graphs[:1]
+        fitting = [g for g in graphs if g.token_capacity <= WARM_CONTEXT_TOKENS] or graphs[:1]
         graph = fitting[-1]
         program = self._model.programs[self._model.catalog.graphs.index(graph)]
         resources = self._model.resources
-        room = min(self._pages * resources.page_size_tokens, resources.context_length_tokens) - 1
+        room = min(self._pages * resources.page_size_tokens, resources.context_length_tokens)
+        room = max(1, room - PREPARE_REPLAYS)
         self._run(program, [self._prompt_lane(row, min(graph.token_capacity, room))])
 
     def _program(self, kind: GraphKind, lanes: int) -> PreparedProgram:

@@ -91,17 +91,18 @@ def adjust(logits: Logits, row: RowSampling) -> Logits:
 def draw(scaled: Logits, row: RowSampling, u: float) -> int:
     """Return the token that `u` in [0, 1) selects among logits already divided by temperature."""
     if row.top_k == 0 and row.top_p >= 1 and row.min_p <= 0:
-        return _pick(_softmax(scaled), u)
+        return _pick(_weights(scaled), u)
     order = np.argsort(-scaled, kind="stable")
     if row.top_k > 0:
         order = order[: row.top_k]
-    shares = _softmax(scaled[order])
+    weights = _weights(scaled[order])
     if row.top_p < 1:
-        reached = int(np.searchsorted(np.cumsum(shares), row.top_p, side="left"))
-        shares = shares[: reached + 1]
+        running = np.cumsum(weights)
+        reached = int(np.searchsorted(running, row.top_p * running[-1], side="left"))
+        weights = weights[: reached + 1]
     if row.min_p > 0:
-        shares = shares[shares >= row.min_p * shares[0]]
-    return int(order[_pick(shares / shares.sum(), u)])
+        weights = weights[weights >= row.min_p * weights[0]]
+    return int(order[_pick(weights, u)])
 
 
 def uniform(seed: int, output_count: int) -> float:
@@ -121,17 +122,21 @@ def log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
     return wide
 
 
-def _softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    shares = np.exp(logits.astype(np.float64) - float(logits.max()))
-    return np.asarray(shares / shares.sum(), dtype=np.float64)
+def _weights(logits: Logits) -> npt.NDArray[np.float64]:
+    """Return probabilities up to a common factor, the largest being one.
+
+    They are never divided by their sum: comparing sums with a multiple of the whole instead is
+    exact for equal tokens, where a division would round the boundary of top_p either way.
+    """
+    return np.asarray(np.exp(logits.astype(np.float64) - float(logits.max())), np.float64)
 
 
-def _pick(shares: npt.NDArray[np.float64], u: float) -> int:
-    """Return the first index at which the running sum exceeds `u`.
+def _pick(weights: npt.NDArray[np.float64], u: float) -> int:
+    """Return the first index at which the running share exceeds `u`.
 
-    Rounding can leave the whole sum at or below `u`; then it is the last index with any share, so
+    Rounding can leave the whole sum at or below it; then it is the last index with any weight, so
     a token that was ruled out is never chosen.
     """
-    running = np.cumsum(shares)
+    running = np.cumsum(weights)
     last = int(np.searchsorted(running, running[-1], side="left"))
-    return min(int(np.searchsorted(running, u, side="right")), last)
+    return min(int(np.searchsorted(running, u * running[-1], side="right")), last)

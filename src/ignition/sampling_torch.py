@@ -58,7 +58,7 @@ def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     order = token_of_key(keys)
     by_rank = _draw_by_rank(scaled.gather(1, order), rows, u)
     filtered = order.gather(1, by_rank[:, None])[:, 0]
-    unfiltered = _pick(_softmax(scaled), u)
+    unfiltered = _pick(_weights(scaled), u)
 
     is_filtered = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
     drawn = torch.where(is_filtered, filtered, unfiltered)
@@ -110,26 +110,28 @@ def _draw_by_rank(sorted_logits: Tensor, rows: SamplingRows, u: Tensor) -> Tenso
     rank = torch.arange(sorted_logits.shape[1], device=u.device)
     top_k = torch.where(rows.top_k > 0, rows.top_k, sorted_logits.shape[1])
     kept = rank < top_k[:, None]
-    shares = _softmax(torch.where(kept, sorted_logits, -torch.inf))
+    weights = _weights(torch.where(kept, sorted_logits, -torch.inf))
 
-    mass_before = shares.cumsum(dim=-1) - shares
-    top_p = torch.where(rows.top_p < 1, rows.top_p, torch.inf)
-    kept &= (mass_before < top_p[:, None]) | (rank == 0)
-    kept &= (shares >= rows.min_p[:, None] * shares[:, :1]) | (rank == 0)
-    shares = torch.where(kept, shares, 0.0)
-    return _pick(shares / shares.sum(dim=-1, keepdim=True), u)
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    shares = torch.exp(logits.to(torch.float64) - logits.amax(dim=-1, keepdim=True))
-    return shares / shares.sum(dim=-1, keepdim=True)
+    running = weights.cumsum(dim=-1)
+    top_p = torch.where(rows.top_p < 1, rows.top_p.to(torch.float64), torch.inf)
+    # A token stands within top_p when the mass of those before it has not reached it yet.
+    before = torch.cat([torch.zeros_like(running[:, :1]), running[:, :-1]], dim=-1)
+    kept &= (before < top_p[:, None] * running[:, -1:]) | (rank == 0)
+    kept &= (weights >= rows.min_p.to(torch.float64)[:, None] * weights[:, :1]) | (rank == 0)
+    return _pick(torch.where(kept, weights, 0.0), u)
 
 
-def _pick(shares: Tensor, u: Tensor) -> Tensor:
-    """Return the first index whose running sum exceeds `u`, at most the last one with a share."""
-    running = shares.cumsum(dim=-1)
-    last = (running < running[:, -1:]).sum(dim=-1)
-    return torch.minimum((running <= u[:, None]).sum(dim=-1), last)
+def _weights(logits: Tensor) -> Tensor:
+    """Return float64 probabilities up to a common factor, the largest being one."""
+    return torch.exp(logits.to(torch.float64) - logits.amax(dim=-1, keepdim=True))
+
+
+def _pick(weights: Tensor, u: Tensor) -> Tensor:
+    """Return the first index whose running share exceeds `u`, at most the last one with weight."""
+    running = weights.cumsum(dim=-1)
+    whole = running[:, -1:]
+    last = (running < whole).sum(dim=-1)
+    return torch.minimum((running <= u[:, None] * whole).sum(dim=-1), last)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from helios.engine.ports import SamplingParams
 from ignition.geometry import PoolGeometry
 from ignition.programs.eager import EagerModel
-from ignition.programs.frames import FrameError
+from ignition.programs.frames import FrameError, ReplayError
 from tests.ignition.driver import GREEDY, Driver, catalog_of, lane
 from tests.ignition.tiny import CONTEXT, VOCABULARY, TinyModel, build
 
@@ -310,3 +310,17 @@ def test_a_frame_that_does_not_fit_is_refused_before_any_write(name, lanes, mess
         driver.run(name, *lanes)
     for key, array in driver.program(name).buffers.items():
         assert np.array_equal(array, before[key]), key
+
+
+def test_a_row_without_a_page_is_refused_before_any_change() -> None:
+    driver = driver_for()
+    driver.initialize([0, 1], [[5], [6, 7]])
+    with pytest.raises(FrameError, match="fewer than the 2 pages"):
+        driver.run("prefill-c64", lane(0, prompt_token_ids=np.zeros(17, np.int32)))
+    driver.prefill(0, prompt_of(16), [("prefill-c16", 16)])
+    driver.prefill(1, prompt_of(16), [("prefill-c16", 16)])
+    before = snapshot(driver, list(range(8)), list(range(POOL.page_count)))
+    with pytest.raises(ReplayError, match="row 0 has no page"):
+        driver.decode([1, 0])
+    assert snapshot(driver, list(range(8)), list(range(POOL.page_count))) == before
+    driver.decode([1])

@@ -20,7 +20,13 @@ from helios.scheduler import Catalog, GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
 from ignition.programs.buffers import PREFILL_KINDS, allocate_buffers, buffer_specs
-from ignition.programs.frames import check_frame, load_frame, read_frame
+from ignition.programs.frames import (
+    ReplayError,
+    check_frame,
+    check_pages,
+    load_frame,
+    read_frame,
+)
 from ignition.programs.steps import (
     StepContext,
     decode_step,
@@ -67,16 +73,22 @@ class EagerProgram:
     def load(self, frame: Frame) -> None:
         """Write the frame's inputs. Raises FrameError when it does not fit; nothing is written."""
         check_frame(self._descriptor, frame, self._model.geometry, self._model.pool)
+        if self._descriptor.kind in PREFILL_KINDS:
+            page_size = self._model.pool.page_size_tokens
+            check_pages(self._descriptor, frame, self._model.state.page_table, page_size)
         load_frame(self._descriptor, frame, self._buffers)
 
     def replay(self) -> None:
-        """Execute the step on what was loaded."""
+        """Execute the step on what was loaded. Raises ReplayError and changes nothing when a
+        decode row has no page for its next token.
+        """
         kind, state = self._descriptor.kind, self._model.context.state
         if kind is GraphKind.INITIALIZE:
             initialize_step(state, self._tensors)
         elif kind is GraphKind.TERMINAL:
             terminal_step(state, self._tensors)
         elif kind is GraphKind.DECODE:
+            self._check_next_pages()
             decode_step(
                 self._model.context,
                 self._tensors,
@@ -101,6 +113,17 @@ class EagerProgram:
     def _active_rows(self) -> npt.NDArray[np.int32]:
         rows: npt.NDArray[np.int32] = self._buffers["rows"]
         return rows[rows >= 0]
+
+    def _check_next_pages(self) -> None:
+        """Without this the token's keys would silently go to the scratch page."""
+        state, page_size = self._model.state, self._model.pool.page_size_tokens
+        for row in self._active_rows().tolist():
+            page = int(state.cached_tokens[row]) // page_size
+            is_mapped = page < state.page_table.shape[1] and state.page_table[row, page] >= 0
+            if not is_mapped and not state.finished[row]:
+                raise ReplayError(
+                    f"{self._descriptor.name}: row {row} has no page for its next token"
+                )
 
     def _block_count(self) -> int:
         """Blocks up to the longest context of the lanes; more would not change a bit."""
@@ -143,7 +166,7 @@ class EagerModel:
             geometry,
             weights,
             tiling=CPU_TILING,
-            context_length_tokens=pool.context_length_tokens,
+            context_length_tokens=pool.pages_per_row * pool.page_size_tokens,
         )
         self.context = StepContext(
             decoder=decoder,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from helios.engine.ports import (
@@ -29,6 +30,10 @@ Buffers = Mapping[str, npt.NDArray[Any]]
 
 class FrameError(ValueError):
     """A frame does not fit the program it was given to; no buffer was written."""
+
+
+class ReplayError(RuntimeError):
+    """A program met a state that it must not run on; the state is unchanged."""
 
 
 def check_frame(
@@ -85,6 +90,19 @@ def _check_prefill(
         raise FrameError(
             f"{graph.name}: position {lane.position} and {len(tokens)} tokens pass the context of "
             f"{pool.context_length_tokens}"
+        )
+
+
+def check_pages(
+    graph: GraphDescriptor, frame: Frame, page_table: npt.NDArray[np.int32], page_size: int
+) -> None:
+    """Raise FrameError unless the row of a prefill has every page that its chunk reaches."""
+    lane = frame.lanes[0]
+    assert lane.prompt_token_ids is not None
+    pages = -(-(lane.position + len(lane.prompt_token_ids)) // page_size)
+    if (page_table[lane.row, :pages] < 0).any():
+        raise FrameError(
+            f"{graph.name}: row {lane.row} has fewer than the {pages} pages that this chunk reaches"
         )
 
 

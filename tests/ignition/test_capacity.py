@@ -1,0 +1,206 @@
+"""Capacity planning: bounds, budgets and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.scheduler import GraphKind
+from ignition.capacity import CapacityError, CapacityOptions, CapacityPlan, plan_capacity
+from ignition.geometry import ModelGeometry
+
+GIB = 1 << 30
+SMOL = ModelGeometry(
+    family="llama",
+    layer_count=30,
+    hidden_size=576,
+    query_heads=9,
+    kv_heads=3,
+    head_size=64,
+    ffn_size=1536,
+    vocabulary_size=49152,
+    context_length_tokens=8192,
+    rms_epsilon=1e-5,
+    rope_theta=1e5,
+    tied_embeddings=True,
+)
+
+
+def plan(memory_gib: float = 24, **options: object) -> CapacityPlan:
+    fields = {"backend": "native", "precision": "int8", **options}
+    return plan_capacity(
+        SMOL,
+        CapacityOptions(**fields),  # type: ignore[arg-type]
+        machine_memory_bytes=int(memory_gib * GIB),
+    )
+
+
+def names(planned: CapacityPlan, kind: GraphKind) -> list[str]:
+    return [p.graph.name for p in planned.programs if p.graph.kind is kind]
+
+
+def test_the_default_covers_every_row_up_to_the_whole_context() -> None:
+    planned = plan()
+    assert planned.pool.row_count == 16
+    assert planned.pool.page_count == 16 * 512
+    assert planned.notes == ()
+    assert planned.memory.kv_bytes == 16 * 8192 * 2 * 30 * 192 * 2
+    assert names(planned, GraphKind.PREFILL) == [
+        f"prefill-c{c}" for c in (16, 32, 64, 128, 256, 512)
+    ]
+    assert names(planned, GraphKind.SCORED_PREFILL) == [
+        "scored-prefill-c64",
+        "scored-prefill-c256",
+    ]
+    assert names(planned, GraphKind.DECODE) == [f"decode-b{b}" for b in (1, 2, 4, 8, 16)]
+    assert planned.memory.weights_bytes == pytest.approx(143e6, rel=0.01)
+
+
+def test_twelve_rows_get_buckets_through_the_padded_sixteen() -> None:
+    planned = plan(concurrency=12)
+    assert planned.pool.row_count == 12
+    for kind in (GraphKind.INITIALIZE, GraphKind.DECODE, GraphKind.TERMINAL):
+        assert [n.rsplit("-b")[-1] for n in names(planned, kind)] == ["1", "2", "4", "8", "16"]
+
+
+def test_the_default_kv_cache_is_at_most_four_gib_and_a_quarter_of_the_machine() -> None:
+    for machine_gib, limit in ((64, 4 * GIB), (4, GIB)):
+        planned = plan(machine_gib, concurrency=64)
+        assert planned.memory.kv_bytes <= limit
+        assert planned.memory.kv_bytes > limit - 16 * 2 * 30 * 192 * 2
+        assert "limited" in planned.notes[0]
+
+
+def test_a_small_machine_gets_a_shorter_context_and_is_told() -> None:
+    planned = plan(0.5, concurrency=1)
+    assert planned.pool.context_length_tokens < 8192
+    assert planned.memory.kv_bytes <= GIB // 8
+    assert "shortened from 8192" in planned.notes[0]
+    with pytest.raises(CapacityError, match=r"^--memory: .* --context \d+ in this budget"):
+        plan(0.5, concurrency=1, context_length_tokens=8192)
+
+
+def test_an_impossible_budget_is_refused_with_what_would_fit() -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(memory_bytes=300 << 20)
+    message = str(caught.value)
+    assert caught.value.option == "--memory"
+    least = int(re.search(r"At least (\d+) MiB", message).group(1))  # type: ignore[union-attr]
+    context = int(re.search(r"--context (\d+)", message).group(1))  # type: ignore[union-attr]
+    assert plan(memory_bytes=least << 20).memory.total_bytes <= least << 20
+    fitting = plan(memory_bytes=300 << 20, context_length_tokens=context)
+    assert fitting.memory.total_bytes <= 300 << 20
+    with pytest.raises(CapacityError):
+        plan(memory_bytes=(least - 1) << 20)
+
+
+def test_a_budget_below_the_weights_is_refused_without_a_context_that_would_not_help() -> None:
+    with pytest.raises(CapacityError, match=r"At least \d+ MiB would do, or a smaller"):
+        plan(memory_bytes=100 << 20)
+
+
+@pytest.mark.parametrize(
+    ("option", "fields"),
+    [
+        ("--backend", {"backend": "vulkan"}),
+        ("--precision", {"precision": "int4"}),
+        ("--precision", {"precision": "int8", "backend": "eager"}),
+        ("--concurrency", {"concurrency": 0}),
+        ("--concurrency", {"concurrency": 65}),
+        ("--page-size", {"page_size_tokens": 24}),
+        ("--context", {"context_length_tokens": 8193}),
+        ("--context", {"context_length_tokens": 1}),
+        ("--prefill-capacities", {"prefill_capacities": ()}),
+        ("--prefill-capacities", {"prefill_capacities": (0, 16)}),
+        ("--prefill-capacities", {"prefill_capacities": (16, 9000)}),
+        ("--scored-capacities", {"scored_capacities": (-4,)}),
+        ("--request-buckets", {"request_buckets": ()}),
+        ("--request-buckets", {"request_buckets": (1, 128)}),
+        ("--request-buckets", {"request_buckets": (1, 8)}),
+        ("--memory", {"memory_bytes": 0}),
+        ("--memory", {"memory_bytes": -5}),
+    ],
+)
+def test_an_impossible_option_is_refused_by_name(option: str, fields: dict[str, object]) -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(**fields)  # type: ignore[arg-type]
+    assert caught.value.option == option
+    assert str(caught.value).startswith(f"{option}: ")
+
+
+def test_a_context_below_the_default_capacities_still_has_a_prefill() -> None:
+    planned = plan(context_length_tokens=12)
+    assert names(planned, GraphKind.PREFILL) == ["prefill-c12"]
+    assert names(plan(context_length_tokens=100), GraphKind.PREFILL)[-1] == "prefill-c64"
+
+
+@given(
+    backend=st.sampled_from(["native", "eager", "cuda"]),
+    concurrency=st.integers(1, 64),
+    context=st.none() | st.integers(2, 8192),
+    page_size=st.sampled_from([16, 32, 64]),
+    memory=st.none() | st.integers(1 << 20, 16 << 30),
+    machine=st.integers(1 << 28, 64 << 30),
+)
+def test_every_plan_keeps_its_promises(
+    backend: str,
+    concurrency: int,
+    context: int | None,
+    page_size: int,
+    memory: int | None,
+    machine: int,
+) -> None:
+    options = CapacityOptions(
+        backend=backend,
+        precision="fp32",
+        concurrency=concurrency,
+        context_length_tokens=context,
+        page_size_tokens=page_size,
+        memory_bytes=memory,
+    )
+    try:
+        planned = plan_capacity(SMOL, options, machine_memory_bytes=machine)
+    except CapacityError as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        assert refused.option == "--memory"
+        return
+    pool = planned.pool
+    assert pool.row_count == concurrency
+    assert pool.pages_per_row <= pool.page_count <= concurrency * pool.pages_per_row
+    assert planned.resources.page_count == pool.page_count
+    if context is not None:
+        assert pool.context_length_tokens == context
+    if memory is not None:
+        assert planned.memory.total_bytes <= memory
+    largest = {p.graph.kind: p.graph for p in planned.programs}
+    for kind in (GraphKind.INITIALIZE, GraphKind.DECODE, GraphKind.TERMINAL):
+        assert largest[kind].batch_capacity >= concurrency, "what is admitted is always covered"
+    assert planned.catalog.graphs == tuple(p.graph for p in planned.programs)
+    assert planned.memory.program_bytes == sum(p.buffer_bytes for p in planned.programs)
+    assert all(p.prepare_s > 0 for p in planned.programs)
+
+
+def test_more_memory_never_means_fewer_pages() -> None:
+    pages = [plan(memory_bytes=mib << 20).pool.page_count for mib in range(500, 4000, 250)]
+    assert pages == sorted(pages)
+    assert pages[-1] == 16 * 512
+
+
+def test_the_document_is_json_and_says_what_each_program_is_for() -> None:
+    planned = plan()
+    document = json.loads(json.dumps(planned.to_document()))
+    decode = next(p for p in document["programs"] if p["name"] == "decode-b4")
+    assert (decode["kind"], decode["batch_capacity"]) == ("decode", 4)
+    assert "up to 4 running requests" in decode["purpose"]
+    rows = next(b for b in decode["buffers"] if b["name"] == "rows")
+    assert (rows["shape"], rows["dtype"], rows["role"]) == ([4], "int32", "input")
+    assert document["memory"]["total_bytes"] == planned.memory.total_bytes
+    assert document["pool"] == dataclasses.asdict(planned.pool)
