@@ -76,6 +76,7 @@ def test_any_bytes(data):
     assert refused is None or refused.message
 
 
+@pytest.mark.slow
 @hypothesis.given(st.dictionaries(st.text(max_size=8), values, max_size=4))
 def test_any_object_is_read_as_json_reads_it(value):
     data = json.dumps(value).encode()

@@ -140,11 +140,11 @@ async def serve(
         await server.serve(sockets=[listener])
     finally:
         listener.close()
-        await service.backend.close()
-        service.encoder.close()
         if starting is not None:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+        await service.backend.close()
+        service.encoder.close()
     if starting is not None and not starting.cancelled():
         starting.result()
 
