@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
@@ -79,7 +80,7 @@ class SimulatedExecutor:
                 program.load(frame)
                 program.replay()
                 lanes = program.read(frame)
-            except RuntimeError as fault:
+            except (RuntimeError, AssertionError) as fault:
                 error = str(fault)
         lanes = self.garbled.get(name, lanes)
         gap_ns = started_ns - self._free_ns if self._free_ns else 0
@@ -121,8 +122,6 @@ class World:
         self.batches: list[list[EngineEvent]] = []
         self.records: list[TraceRecord] = []
         resources = self.model.resources
-        import dataclasses
-
         resources = dataclasses.replace(resources, waiting_limit=waiting_limit)
         self.scheduler = Scheduler(
             catalog=self.model.catalog, resources=resources, policy=policy or PolicyConfig()

@@ -78,6 +78,9 @@ def records_of(plan: ScheduledPlan, result: FrameResult) -> list[CompletionRecor
 
 def _record_of(plan: ScheduledPlan, step: ScheduledStep, lane: LaneOutput) -> CompletionRecord:
     """Return one lane's record after checking it against the step."""
+    if plan.graph.kind is GraphKind.SCORED_PREFILL and not step.output_ceiling:
+        # The end of a prompt always samples; a request that only wants scores has no use for it.
+        return CompletionRecord(handle=step.handle, prompt_tokens=step.prompt_tokens)
     if len(lane.tokens) > step.output_ceiling:
         raise LaneOutputError(
             f"{plan.graph.name} row {step.row} returned {len(lane.tokens)} tokens; "

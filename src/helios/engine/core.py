@@ -143,8 +143,7 @@ class EngineCore:
         except SchedulerError as error:
             self._reject(request, "invalid_request", str(error), "prompt")
             return
-        detokenizer = self._detokenizers(request.prompt_token_ids)
-        live = LiveRequest(request, accepted, handle, detokenizer, arrival_ns=now_ns)
+        live = LiveRequest(request, accepted, handle, self._detokenizers, arrival_ns=now_ns)
         self._roster.add(live)
         self._stats.on_submitted()
         self._stats.on_activity(is_active=True, now_ns=now_ns)

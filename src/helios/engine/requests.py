@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from helios.engine.admission import Accepted
 from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
-from helios.engine.ports import Detokenizer, TokenLogprobs
+from helios.engine.ports import Detokenizer, DetokenizerFactory, TokenLogprobs
 from helios.engine.stops import StopFilter
 from helios.scheduler import RequestHandle
 
@@ -23,6 +23,7 @@ class LiveRequest:
 
     __slots__ = (
         "_detokenizer",
+        "_detokenizers",
         "_filter",
         "_include_stop",
         "_prompt_entries",
@@ -45,7 +46,7 @@ class LiveRequest:
         request: Submit,
         accepted: Accepted,
         handle: RequestHandle,
-        detokenizer: Detokenizer,
+        detokenizers: DetokenizerFactory,
         *,
         arrival_ns: int,
     ) -> None:
@@ -59,7 +60,8 @@ class LiveRequest:
         self.finish_reason: str | None = None
         """Set once the output is complete; the response ends at the terminal retirement."""
         self.stop_matched: str | int | None = None
-        self._detokenizer = detokenizer
+        self._detokenizers = detokenizers
+        self._detokenizer: Detokenizer | None = None
         self._include_stop = request.include_stop
         self._filter: StopFilter | None = None
         if accepted.stops is not None:
@@ -91,7 +93,7 @@ class LiveRequest:
             self._undelivered_logprobs.append(_entry_of(token, logprobs))
         # The text of a stop token belongs to the answer no more than a stop string does.
         hidden = terminated and not self._include_stop
-        visible = self._show("" if hidden else self._detokenizer.push(token))
+        visible = self._show("" if hidden else self._text_side().push(token))
         if is_last and self.finish_reason is None:
             visible += self._finish_text()
         if self.finish_reason is None and is_last:
@@ -161,6 +163,12 @@ class LiveRequest:
             error=error,
         )
 
+    def _text_side(self) -> Detokenizer:
+        """Return the detokenizer, made for the first token: a queued request may never need it."""
+        if self._detokenizer is None:
+            self._detokenizer = self._detokenizers(self.accepted.prompt.tolist())
+        return self._detokenizer
+
     def _show(self, text: str) -> str:
         """Pass text through the stop strings; a match completes the output."""
         if self._filter is None or not text:
@@ -173,7 +181,7 @@ class LiveRequest:
 
     def _finish_text(self) -> str:
         """Return what the detokenizer and the stop strings still hold at the end of the output."""
-        visible = self._show(self._detokenizer.finish())
+        visible = self._show(self._text_side().finish())
         if self._filter is not None and self.finish_reason is None:
             visible += self._filter.flush()
         return visible

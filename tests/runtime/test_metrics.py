@@ -1,0 +1,79 @@
+"""The Prometheus text is what the official parser reads, and every metric says what it is."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from helios.engine.stats import EngineStats, Usage
+from helios.runtime.metrics import HELP, render_metrics
+from tests.engine.world import World, request
+
+USAGE = Usage(
+    waiting_requests=1,
+    resident_requests=2,
+    frames_in_flight=2,
+    pages_used=3,
+    pages_total=8,
+    rows_used=2,
+    rows_total=4,
+)
+
+
+def served() -> World:
+    world = World()
+    for index in range(3):
+        world.core.handle(request(f"r{index}", prompt=[5] * 20, max_output_tokens=4))
+    world.run()
+    return world
+
+
+def test_the_official_parser_reads_every_sample_back() -> None:
+    stats = served().stats()
+    samples = {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(render_metrics(stats))
+        for sample in family.samples
+    }
+    for name, value in {**stats.gauges, **stats.counters}.items():
+        assert samples[name, ()] == pytest.approx(value)
+    executions = "flare_scheduler_executions_total"
+    for labels, value in stats.labelled_counters[executions].items():
+        key, quoted = labels.split("=")
+        assert samples[executions, ((key, quoted.strip('"')),)] == value
+    first = stats.histograms["flare_time_to_first_token_seconds"]
+    name = "flare_time_to_first_token_seconds"
+    assert samples[f"{name}_count", ()] == sum(first.counts) == 3
+    assert samples[f"{name}_sum", ()] == pytest.approx(first.total)
+    assert samples[f"{name}_bucket", (("le", "+Inf"),)] == 3
+
+
+def test_buckets_contain_all_below_them() -> None:
+    text = render_metrics(served().stats())
+    counts = [
+        int(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("flare_delivery_gap_seconds_bucket")
+    ]
+    assert counts == sorted(counts)
+    assert counts[-1] == 9
+
+
+def test_every_metric_is_explained_and_every_explanation_is_used() -> None:
+    stats = EngineStats().snapshot(USAGE)
+    exported = {*stats.gauges, *stats.counters, *stats.labelled_counters, *stats.histograms}
+    exported |= {"flare_engine_up", "flare_engine_restarts_total"}
+    assert exported == set(HELP)
+
+
+def test_without_an_engine_its_state_is_still_exported() -> None:
+    lines = render_metrics(None, engine_up=False, engine_restarts=3).splitlines()
+    assert "flare_engine_up 0" in lines
+    assert "flare_engine_restarts_total 3" in lines
+
+
+def test_gauges_of_a_snapshot() -> None:
+    gauges = EngineStats().snapshot(USAGE).gauges
+    assert gauges["flare_pages_used"] == 3
+    assert gauges["flare_requests_waiting"] == 1
+    assert gauges["flare_program_time_share"] == 0
