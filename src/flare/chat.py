@@ -6,6 +6,7 @@ came so far stays in the conversation), Ctrl-D leaves.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -177,7 +178,9 @@ class _Conversation:
         question = {"role": "user", "content": line}
         messages = [*self._messages(), question]
         try:
-            self._print_pieces(stream_answer(self._http, self._body, messages, answer))
+            pieces = stream_answer(self._http, self._body, messages, answer)
+            with contextlib.closing(pieces):
+                self._print_pieces(pieces)
         except AnswerError as error:
             self._console.print()
             self._console.print(Text(_printable(str(error)), style="red"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -52,7 +52,7 @@ class Answer:
 
 def stream_answer(
     http: httpx.Client, body: dict[str, Any], messages: Sequence[dict[str, str]], answer: Answer
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Ask and yield pieces of text as they arrive, filling in `answer`.
 
     Raises AnswerError when the server refuses or breaks off.

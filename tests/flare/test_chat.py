@@ -14,7 +14,7 @@ from flare.chat import chat
 from flare.chat_stream import Answer
 from flare.errors import FlareError
 from helios.server.config import ServerConfig
-from tests.server.live import Live, live
+from tests.server.live import Live, live, until
 from tests.server.scripted import ScriptedBackend
 
 
@@ -152,7 +152,7 @@ def test_an_interrupted_answer_stays_and_stops_the_request():
         chat(server.url, console=console, read_line=typing(["go", "/history"]))
         assert "stopped" in out.getvalue()
         assert re.search(r"assistant: x+", out.getvalue())
-        assert len(backend.cancelled) == 1
+        until(lambda: len(backend.cancelled) == 1)
 
 
 class InterruptingOutput(io.StringIO):
