@@ -1,4 +1,4 @@
-"""Same inputs, same decisions: twice in one process, under two hash seeds, on a scaled clock, relabelled."""
+"""Same inputs, same decisions: twice, under two hash seeds, on a scaled clock, relabelled."""
 
 from __future__ import annotations
 

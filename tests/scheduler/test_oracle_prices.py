@@ -1,4 +1,4 @@
-"""The price flow against a numerical integration of its differential equation, and its relations."""
+"""The price flow against a numerical integration of its equation, and its relations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.scheduler.accounting import delivered_price
+from helios.scheduler import Fence, RequestHandle, RequestSpec
+from helios.scheduler.accounting import Share, last_interval
+from helios.scheduler.requests import Request
 from helios.scheduler.service import (
     arrival_price,
     flow_over,
@@ -59,7 +61,7 @@ def test_an_unserved_price_grows_linearly(p: float, r: float, d: float, tau: flo
 def test_service_moves_a_price_towards_its_fixed_point(
     p: float, r: float, d: float, tau: float, served: int
 ) -> None:
-    """The fixed point is p = d/s whatever r is, and a step never passes it (decisions, section 1)."""
+    """The fixed point is p = d/s whatever r is; no step passes it (decisions, section 1)."""
     target = d / served
     after = flow_over(served, d, r, tau).apply(p)
     low, high = sorted((p, target))
@@ -95,6 +97,18 @@ def test_prices_stay_positive_and_finite(history: list[tuple[int, float, float, 
         price = flow_over(served, interval_ms, rate, adaptation_ms).apply(price)
         assert price > 0
         assert math.isfinite(price)
+
+
+def delivered_price(
+    before: float | None, rate: float | None, interval_ms: float, adaptation_ms: float
+) -> float | None:
+    """The delivery price of a stream after a completed interval and its publication."""
+    spec = RequestSpec(prompt_tokens=1, max_output_tokens=1)
+    request = Request(RequestHandle(0, 0), spec, 0, 0)
+    request.delivery_price = before
+    shares = [Share((request,), rate, rate)]
+    last_interval(Fence(1), shares, {request: before}, interval_ms, adaptation_ms).deliver(request)
+    return request.delivery_price
 
 
 def test_a_first_burst_makes_a_history_of_one_delivery_per_frame() -> None:

@@ -1,4 +1,4 @@
-"""The decision against enumeration of every graph and every cohort: a small world entirely, then at random.
+"""The decision against enumeration: a small world entirely, then random situations.
 
 The situation is written straight into the view that selection reads, so that every combination of
 phases, prices, ages and measured graphs is reached, whether or not a history leads to it.
@@ -145,7 +145,7 @@ def named(lanes: tuple[Lane, ...], used: tuple[int, ...]) -> tuple[Lane, ...]:
     [(policy, ()) for policy in POLICIES] + [(POLICIES[0], unknown) for unknown in UNKNOWN[1:]],
 )
 def test_every_pair_of_requests(policy: PolicyConfig, unknown: tuple[str, ...]) -> None:
-    """Every two requests in every state, every cohort and shape: the choice is a best one (11.3)."""
+    """Every two requests in every state: the choice is a best one (decisions, 11.3)."""
     graphs = graphs_of(TINY, unknown)
     winners = set()
     for lanes in itertools.product(VARIANTS, repeat=2):
@@ -226,7 +226,7 @@ def test_huge_prices_stay_representable(lanes: list[Lane], factor: float) -> Non
 
 @given(st.lists(lane_strategy, min_size=1, max_size=6))
 def test_a_dominated_shape_changes_nothing(lanes: list[Lane]) -> None:
-    """Timing cannot make redundant padding preferable, however short it claims to be (Useful service)."""
+    """No timing makes redundant padding preferable, however short (Useful service)."""
     numbered = tuple(dataclasses.replace(lane, name=i) for i, lane in enumerate(lanes))
     wide = modelled(
         {name: ns / MS for name, ns in LARGER.duration_ns.items()}

@@ -84,7 +84,7 @@ def test_middle_pair_is_averaged_while_there_are_few_samples() -> None:
 
 @given(st.lists(st.integers(1, 50 * MS), min_size=1, max_size=30))
 def test_estimate_is_the_median_of_the_last_nine(samples: list[int]) -> None:
-    """While fresh, the estimate is the median of the last nine observations (Duration estimates)."""
+    """While fresh, the estimate is the median of the last nine (Duration estimates)."""
     world = decoding_world()
     history = []
     for sample in samples:

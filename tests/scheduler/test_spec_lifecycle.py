@@ -115,6 +115,6 @@ def test_states_are_what_they_are_called() -> None:
 
 
 def test_every_error_is_a_scheduler_error() -> None:
-    """One tree of errors, so that a caller can refuse a broken contract at one place (style 4.3)."""
+    """One tree of errors, so that a caller can handle them at one place (style 4.3)."""
     for error in (PhaseError, FenceError, UnknownHandleError):
         assert issubclass(error, SchedulerError)

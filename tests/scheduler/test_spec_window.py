@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from helios.scheduler import (
@@ -9,13 +11,13 @@ from helios.scheduler import (
     Fence,
     FenceError,
     GraphKind,
+    Phase,
     PhaseError,
     RequestHandle,
     SchedulerError,
     StalePlanError,
     TimeError,
 )
-from helios.scheduler import Phase
 from tests.support.catalogs import gpu_like
 from tests.support.snapshot import freeze
 from tests.support.world import World, measured_world, token_of
@@ -51,6 +53,34 @@ def test_plan_is_pure() -> None:
     assert freeze(world.scheduler) == before
 
 
+def test_a_plan_is_immutable() -> None:
+    """A plan freezes shape, lanes, epochs, duration and score (Planning and the queue)."""
+    world = streaming_world()
+    plan = world.plan()
+    assert plan is not None
+    for frozen, field in ((plan, "steps"), (plan, "value_rate"), (plan.steps[0], "position")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(frozen, field, None)
+
+
+def test_explain_ranks_the_candidates_best_first() -> None:
+    """explain returns the candidates of the last decision, the plan's own first (decisions, 8)."""
+    world = streaming_world("abc")
+    world.admit("p", 5000)
+    while world.queue:
+        world.finish_frame()
+    plan = world.plan()
+    assert plan is not None
+    ranked = world.scheduler.explain()
+    assert ranked[0] == plan.terms
+    assert len(ranked) > 3
+    rates = [score.value_rate for score in ranked]
+    assert rates == sorted(rates, reverse=True)
+    world.commit(plan)
+    world.finish_frame()
+    assert world.scheduler.explain() == ranked, "a later completion changed what was decided"
+
+
 def test_two_decode_frames_fit_and_a_third_does_not() -> None:
     """The transport has two frame slots (Planning and the execution queue)."""
     world = streaming_world()
@@ -62,7 +92,7 @@ def test_two_decode_frames_fit_and_a_third_does_not() -> None:
 
 
 def test_a_saved_plan_cannot_take_a_third_slot() -> None:
-    """Commit checks the window again: a plan made for an empty window may be old (same section)."""
+    """Commit checks the window again: a saved plan may be old (same section)."""
     world = streaming_world("abcd")
     saved = world.plan()
     assert saved is not None
@@ -125,7 +155,7 @@ def test_the_last_permitted_output_is_not_exceeded_by_a_queued_frame() -> None:
 
 
 def test_lower_value_work_does_not_displace_a_winner_that_must_wait() -> None:
-    """When the winner needs an empty window, nothing is submitted until it drains (same section)."""
+    """When the winner needs an empty window, nothing is submitted before (same section)."""
     world = streaming_world("ab")
     first = world.plan()
     assert first is not None
@@ -169,7 +199,7 @@ def test_no_millisecond_cap_on_a_frame() -> None:
 
 
 def test_queueing_projects_service_and_age() -> None:
-    """A queued delivery moves the projected age, so the second frame serves others (same section)."""
+    """A queued delivery moves the projected age: others come next (same section)."""
     world = measured_world(rows=4, policy=None)
     for name in "abc":
         world.admit(name, 32)

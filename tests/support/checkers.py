@@ -41,6 +41,14 @@ class Checker(Observer):
         world.observers.append(checker)
         return checker
 
+    def on_plan(self, plan: ScheduledPlan | None) -> None:
+        if plan is None and not self.world.queue:
+            # Every runnable request has a candidate that advances it, so with nothing in flight
+            # there is nothing to wait for.
+            usage = self.world.scheduler.usage()
+            assert usage.resident == 0, "runnable requests, an empty window, and no plan"
+            assert usage.waiting == 0, "requests wait while every row is free"
+
     def on_commit(self, flight: Flight) -> None:
         self._check_shape(flight.plan)
         for step in flight.plan.steps:

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-
-DIAGNOSTICS = frozenset({"_decision", "_decided_ns"})
-"""What `plan` remembers for `explain`; no decision depends on it."""
+DIAGNOSTICS = frozenset({"_decision", "_decided_ns", "_standing"})
+"""What `plan` remembers for `explain`, and a memo of the state version; both are derived."""
 
 
 def freeze(root: object) -> Hashable:
@@ -55,8 +54,7 @@ def _inside(value: Any, seen: dict[int, int]) -> Hashable:
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                fields.append((name, getattr(value, name)))
+            fields += [(name, getattr(value, name))] if hasattr(value, name) else []
     if not fields and type(value).__module__ == "builtins":
         raise TypeError(f"cannot freeze a {type(value).__name__}")
     kept = [field for field in fields if field[0] not in DIAGNOSTICS]

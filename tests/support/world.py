@@ -13,7 +13,7 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from helios.scheduler import (

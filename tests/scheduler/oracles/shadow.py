@@ -27,6 +27,7 @@ from tests.scheduler.oracles import costs, selection
 from tests.support.world import Flight, Observer, Stream, World
 
 MS = 1e6
+COMPETING = (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE)
 STATES = {
     Phase.INITIALIZING: "new",
     Phase.PREFILL: "prompt",
@@ -40,13 +41,10 @@ class Account:
     """What the shadow keeps for one request."""
 
     stream: Stream
-    order: int
     prompt_left: int
     outputs: int = 0
     token_price: float | None = None
     delivery_price: float | None = None
-    normalised_arrival: float | None = None
-    """q0 while no reference rate is known that could turn it into a price."""
     age_from_ns: int = 0
     ended_ns: int | None = None
     last_used: int = 0
@@ -85,12 +83,12 @@ class Shadow(Observer):
             index: [] for index in range(len(world.model.catalog.graphs))
         }
         self.seeds: dict[int, int] = {}
+        self._estimates: dict[int, float] = {}
         self.flights: list[Interval] = []
         self.reversible: dict[tuple[RequestHandle, Fence], Reversible] = {}
         self.checked = 0
         self.withheld = 0
         self._used = 0
-        self._admitted = 0
 
     @classmethod
     def watch(cls, world: World, *, seeded: tuple[str, ...] = ()) -> Shadow:
@@ -106,8 +104,11 @@ class Shadow(Observer):
 
     def estimate_ns(self, index: int) -> float:
         """The estimate of one graph; zero is indeterminate."""
-        measured = costs.estimate_ns(self.history[index], self.policy.estimate_ttl_ns)
-        return measured or float(self.seeds.get(index, 0))
+        if index not in self._estimates:
+            # Recomputed from the whole list, but only after the list has changed.
+            measured = costs.estimate_ns(self.history[index], self.policy.estimate_ttl_ns)
+            self._estimates[index] = measured or float(self.seeds.get(index, 0))
+        return self._estimates[index]
 
     def is_fresh(self, index: int) -> bool:
         """Whether the estimate may be used without an empty queue."""
@@ -166,20 +167,11 @@ class Shadow(Observer):
         if phase is Phase.DECODE:
             # One committed token per served lane: (1 * min(B, k)) / (T * K) is the delivery rate.
             return self.delivery_rate(handle)
-        if phase not in (Phase.INITIALIZING, Phase.PREFILL):
+        if phase not in COMPETING:
             return None
-        prefilling = [
-            h for h in self.accounts if self.phase(h) in (Phase.PREFILL, Phase.INITIALIZING)
-        ]
-        account = self.accounts[handle]
-        spec = account.stream.spec
-        kind = GraphKind.SCORED_PREFILL if spec.scored else GraphKind.PREFILL
-        rates = [
-            min(graph.capacity, account.prompt_left) / graph.duration_ms
-            for graph in self.graphs()
-            if graph.kind is kind and graph.duration_ms is not None
-        ]
-        return max(rates) / len(prefilling) if rates and prefilling else None
+        prompts = sum(self.phase(h) in (Phase.PREFILL, Phase.INITIALIZING) for h in self.accounts)
+        rate = self.machine_rate(handle)
+        return None if rate is None else rate / prompts
 
     def delivery_rate(self, handle: RequestHandle) -> float | None:
         """1 / sigma of the decode family, or None."""
@@ -197,32 +189,45 @@ class Shadow(Observer):
 
     def on_admit(self, stream: Stream) -> None:
         self.accounts[stream.handle] = Account(
-            stream, self._admitted, stream.spec.prompt_tokens, age_from_ns=self.world.now_ns
+            stream, stream.spec.prompt_tokens, age_from_ns=self.world.now_ns
         )
-        self._admitted += 1
-        self._settle_arrivals()
-
-    def _settle_arrivals(self) -> None:
-        """A request that has just become resident starts at its share of the machine."""
-        for handle, account in self.accounts.items():
-            if account.normalised_arrival is None and self.phase(handle) in STATES:
-                earlier = [
-                    h
-                    for h, other in self.accounts.items()
-                    if self.phase(h) in (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE)
-                    and other.order <= account.order
-                ]
-                account.normalised_arrival = self.policy.arrival_shares * len(earlier)
 
     def price_of(self, handle: RequestHandle) -> float | None:
-        """The token price; before the first commit the arrival share at today's reference rate."""
+        """The token price: the flowed one, and for a request without service at least its share.
+
+        A request that was never served has no history of its own; it stands as if it had been
+        receiving 1/N of the machine, N counting everybody who competes now.
+        """
         account = self.accounts[handle]
-        if account.token_price is not None:
+        if self.phase(handle) not in COMPETING:
             return account.token_price
-        rate = self.token_rate(handle)
-        if rate is None or account.normalised_arrival is None:
-            return None
-        return account.normalised_arrival / rate
+        is_new = account.prompt_left == account.stream.spec.prompt_tokens
+        if account.token_price is not None and not is_new:
+            return account.token_price
+        rate = self.machine_rate(handle)
+        if rate is None:
+            return account.token_price
+        competitors = sum(self.competes(other) for other in self.accounts)
+        share = self.policy.arrival_shares * competitors / rate
+        return max(account.token_price or 0.0, share)
+
+    def machine_rate(self, handle: RequestHandle) -> float | None:
+        """Tokens per ms that the whole machine could give this request now."""
+        if self.phase(handle) is Phase.DECODE:
+            decoders = sum(
+                self.phase(h) is Phase.DECODE and self.competes(h) for h in self.accounts
+            )
+            rate = self.delivery_rate(handle)
+            return None if rate is None else rate * decoders
+        account = self.accounts[handle]
+        is_scored = account.stream.spec.scored
+        kind = GraphKind.SCORED_PREFILL if is_scored else GraphKind.PREFILL
+        rates = [
+            min(graph.capacity, account.prompt_left) / graph.duration_ms
+            for graph in self.graphs()
+            if graph.kind is kind and graph.duration_ms is not None
+        ]
+        return max(rates, default=None)
 
     def on_commit(self, flight: Flight) -> None:
         participants = [handle for handle in self.accounts if self.competes(handle)]
@@ -257,6 +262,7 @@ class Shadow(Observer):
             later.expected_end_ns = start_ns
         observation = costs.Observation(self.world.now_ns, timing.device_ns, timing.readiness_ns)
         self.history[flight.plan.graph_index].append(observation)
+        self._estimates.pop(flight.plan.graph_index, None)
         self.reversible.clear()
         longest = max((ns for ns in timing.device_ns if ns > 0), default=0)
         charged_ns = longest if flight.queued or not longest else max(longest, timing.wall_ns)
@@ -267,7 +273,14 @@ class Shadow(Observer):
             self._commit_counters(record, served[record.handle])
         if charged_ns:
             self._charge(interval, served, charged_ns / MS)
-        self._settle_arrivals()
+        self._forget_released()
+
+    def _forget_released(self) -> None:
+        held = {handle for interval in self.flights for handle in interval.token_rates}
+        held |= {handle for interval in self.flights for handle in interval.service}
+        for handle in list(self.accounts):
+            if handle not in held and self.phase(handle) is Phase.RELEASED:
+                del self.accounts[handle]
 
     def _commit_counters(self, record: CompletionRecord, served: int) -> None:
         account = self.accounts[record.handle]
@@ -319,9 +332,6 @@ class Shadow(Observer):
             account.delivery_price = self._flow(
                 entry.price_before, entry.rate, 1, entry.interval_ms
             )
-
-    def on_cancel(self, stream: Stream) -> None:
-        self._settle_arrivals()
 
     def on_finish(self, stream: Stream) -> None:
         self.accounts[stream.handle].ended_ns = self.world.now_ns
