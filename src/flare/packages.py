@@ -11,16 +11,17 @@ from pathlib import Path
 from rich.progress import TaskID
 
 from flare.console import notices, step_progress
-from flare.models import Model
 from flare.request import PackageRequest
 from helios import __version__
 from helios.engine.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest
+from ignition import native
 from ignition.capacity import CapacityPlan
 from ignition.fetch import cache_directory
 from ignition.native.build import machine_features
 from ignition.package_errors import PackageError
 from ignition.package_manifest import read_manifest
 from ignition.prepare import prepare_package
+from ignition.sources import ModelSource, ModelSummary, read_source
 
 
 def is_package(path: Path) -> bool:
@@ -28,7 +29,7 @@ def is_package(path: Path) -> bool:
     return (path / MANIFEST_NAME).is_file()
 
 
-def default_directory(model: Model, plan: CapacityPlan) -> Path:
+def default_directory(model: ModelSummary, plan: CapacityPlan) -> Path:
     """Return where a package lies unless the person says otherwise.
 
     Everything that changes its content is part of the name: another option, model, machine or
@@ -39,11 +40,19 @@ def default_directory(model: Model, plan: CapacityPlan) -> Path:
         "graphs": [program.graph.name for program in plan.programs],
         "pool": dataclasses.asdict(plan.pool),
         "machine": [platform.machine(), *sorted(machine_features())],
-        "versions": [__version__, FORMAT_VERSION],
+        "versions": [__version__, FORMAT_VERSION, _kernel_digest()],
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    name = f"{model.source.name}-{plan.precision}-{plan.backend}-{digest}"
+    name = f"{model.name}-{plan.precision}-{plan.backend}-{digest}"
     return cache_directory() / "packages" / name
+
+
+def _kernel_digest() -> str:
+    """Return a hash of the kernel sources: an edited kernel must not meet its old build."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(native.__file__).parent.glob("*.[ch]")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def existing(directory: Path) -> Manifest | None:
@@ -57,10 +66,12 @@ def existing(directory: Path) -> Manifest | None:
         return None
 
 
-def prepare(model: Model, plan: CapacityPlan, request: PackageRequest, directory: Path) -> Manifest:
+def prepare(
+    source: ModelSource, plan: CapacityPlan, request: PackageRequest, directory: Path
+) -> Manifest:
     """Prepare a package with a progress bar. Raises PackageError, CheckpointError, OSError."""
     notices().print(
-        f"preparing {model.source.name} ({plan.precision}, {plan.backend}, "
+        f"preparing {source.name} ({plan.precision}, {plan.backend}, "
         f"{len(plan.programs)} programs, about {plan.prepare_s:.0f} s) in {directory}"
     )
     with step_progress() as bars:
@@ -72,7 +83,7 @@ def prepare(model: Model, plan: CapacityPlan, request: PackageRequest, directory
             bars.update(tasks[stage], completed=done)
 
         report("read", 0, 1)
-        checkpoint = model.checkpoint()
+        checkpoint = read_source(source)
         report("read", 1, 1)
         return prepare_package(
             checkpoint, plan, directory, threads=request.threads, progress=report

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flare.trace import Trace, TraceError, read_trace, summarise
-from flare.trace.tables import DecisionWindow, decision_table, summary_tables
+from flare.trace.tables import DecisionWindow, decision_lines, summary_tables
 from flare.trace.timeline import draw_timeline
 
 MS = 1_000_000
@@ -185,13 +185,20 @@ def rendered(renderable: object) -> str:
     return capture.get()
 
 
-def test_the_decision_table_shows_every_term_and_the_runner_up(trace: Trace) -> None:
+def test_the_decision_lines_shows_every_term_and_the_runner_up(trace: Trace) -> None:
     summary = summarise(trace)
     window = DecisionWindow(begin_ns=0, end_ns=10**12, limit=99)
-    text = rendered(decision_table(trace, summary, window))
-    for part in ("tokens 9", "ages 5.2", "decode-b1 x1 3.5", "48/64 tok", "unknown", "in flight"):
+    text = rendered(decision_lines(trace, summary, window))
+    for part in (
+        "tokens 9",
+        "ages 5.2",
+        "next decode-b1 x1 at 3.5",
+        "48/64 tok",
+        "unknown",
+        "in flight",
+    ):
         assert part in text
-    assert "9.00 (1.5 s old)" in text
+    assert "priced 1.5 s ago" in text
 
 
 def test_the_decision_window_and_its_limit(trace: Trace) -> None:

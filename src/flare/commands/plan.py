@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flare.console import results
-from flare.models import Model, find_model
+from flare.models import find_model
 from flare.options import (
     DEFAULT_MODEL,
     Backend,
@@ -25,6 +25,7 @@ from flare.options import (
 from flare.plan_tables import plan_tables
 from flare.request import package_request
 from ignition.capacity import CapacityPlan
+from ignition.sources import ModelSummary
 
 
 def plan(
@@ -57,14 +58,14 @@ def plan(
         request_buckets=request_buckets,
         prefill_capacities=prefill_capacities,
     )
-    found = find_model(model)
+    _, found = find_model(model)
     planned = request.plan(found.geometry)
     if as_json:
         print(json.dumps(_document(found, planned), indent=1))
     else:
-        results().print(plan_tables(found.source.name, planned, with_buffers=buffers))
+        results().print(plan_tables(found.name, planned, with_buffers=buffers))
 
 
-def _document(model: Model, planned: CapacityPlan) -> dict[str, object]:
-    identity = {"name": model.source.name, "sha256": model.sha256}
+def _document(model: ModelSummary, planned: CapacityPlan) -> dict[str, object]:
+    identity = {"name": model.name, "sha256": model.sha256}
     return {"model": identity, **planned.to_document()}

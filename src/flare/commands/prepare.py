@@ -60,10 +60,10 @@ def prepare(
         request_buckets=request_buckets,
         prefill_capacities=prefill_capacities,
     )
-    found = find_model(model)
+    source, found = find_model(model)
     planned = request.plan(found.geometry)
     directory = output or default_directory(found, planned)
     # A directory that the person named may hold a package of other options: it is replaced.
     if force or output is not None or existing(directory) is None:
-        prepare_package(found, planned, request, directory)
+        prepare_package(source, planned, request, directory)
     results().print(str(directory), soft_wrap=True, highlight=False)

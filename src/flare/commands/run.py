@@ -182,12 +182,12 @@ def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     """Return the package to serve, preparing it when it is missing."""
     if is_package(Path(text)):
         return Path(text), read_manifest(Path(text))
-    model = find_model(text)
-    plan = request.plan(model.geometry)
-    directory = default_directory(model, plan)
+    source, summary = find_model(text)
+    plan = request.plan(summary.geometry)
+    directory = default_directory(summary, plan)
     manifest = existing(directory)
     if manifest is None:
-        manifest = prepare(model, plan, request, directory)
+        manifest = prepare(source, plan, request, directory)
     return directory, manifest
 
 

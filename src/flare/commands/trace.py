@@ -10,7 +10,7 @@ import typer
 from flare.console import notices, results
 from flare.errors import FlareError
 from flare.trace import Summary, read_trace, summarise
-from flare.trace.tables import DecisionWindow, decision_table, summary_tables
+from flare.trace.tables import DecisionWindow, decision_lines, summary_tables
 
 
 def trace(
@@ -21,10 +21,10 @@ def trace(
     ] = None,
     picture: Annotated[bool, typer.Option(help="Draw the timeline.")] = True,
     limit: Annotated[int, typer.Option(min=0, help="Decisions to print.")] = 40,
-    from_ms: Annotated[float, typer.Option(min=0, help="Print decisions from this time on.")] = 0.0,
+    from_ms: Annotated[float | None, typer.Option(min=0, help="Begin here.")] = None,
+    to_ms: Annotated[float | None, typer.Option(min=0, help="End here.")] = None,
     worst_gap: Annotated[
-        int | None,
-        typer.Option(min=1, help="Print only the decisions during the N-th longest gap."),
+        int | None, typer.Option(min=1, help="Show the N-th longest gap of any request.")
     ] = None,
 ) -> None:
     """Show why: every decision with its score, time by graph, who waited; and a PNG timeline.
@@ -32,15 +32,22 @@ def trace(
     Examples:
     [bold]flare trace run.jsonl[/bold]
     [bold]flare trace run.jsonl --worst-gap 1 --limit 100[/bold]
+    [bold]flare trace run.jsonl --from-ms 2000 --to-ms 2500 --png zoom.png[/bold]
     """
     if not file.is_file():
         raise FlareError(f"there is no trace file {file}")
     content = read_trace(file)
     summary = summarise(content)
+    span_ms = _span(summary, from_ms, to_ms, worst_gap)
     out = results()
     if limit:
-        window = _window(summary, limit, from_ms, worst_gap)
-        out.print(decision_table(content, summary, window))
+        begin_ms, end_ms = span_ms or (0.0, summary.wall_ms)
+        window = DecisionWindow(
+            begin_ns=summary.begin_ns + int(begin_ms * 1e6),
+            end_ns=summary.begin_ns + int(end_ms * 1e6),
+            limit=limit,
+        )
+        out.print(decision_lines(content, summary, window))
     out.print(summary_tables(summary))
     if content.skipped_lines:
         notices().print(f"{content.skipped_lines} lines of the trace were skipped")
@@ -49,17 +56,27 @@ def trace(
         from flare.trace.timeline import draw_timeline  # noqa: PLC0415
 
         target = png or file.with_suffix(file.suffix + ".png")
-        draw_timeline(content, summary, target)
+        draw_timeline(content, summary, target, span_ms)
         notices().print(f"timeline written to {target}")
 
 
-def _window(summary: Summary, limit: int, from_ms: float, worst_gap: int | None) -> DecisionWindow:
-    begin_ns, end_ns = summary.begin_ns + int(from_ms * 1e6), 2**63
+def _span(
+    summary: Summary, from_ms: float | None, to_ms: float | None, worst_gap: int | None
+) -> tuple[float, float] | None:
+    """Return what to show in ms since the first request, None for everything."""
     if worst_gap is not None:
         gaps = summary.worst_gaps(worst_gap)
         if len(gaps) < worst_gap:
             raise FlareError(f"--worst-gap {worst_gap}: the trace has only {len(gaps)} gaps")
         interval = gaps[-1].worst_gap_ns
         assert interval is not None
-        begin_ns, end_ns = interval
-    return DecisionWindow(begin_ns=begin_ns, end_ns=end_ns, limit=limit)
+        # The decision that ended in the first delivery was made before it.
+        begin_ms, end_ms = ((at - summary.begin_ns) / 1e6 for at in interval)
+        margin_ms = 0.2 * (end_ms - begin_ms)
+        return begin_ms - margin_ms, end_ms + margin_ms
+    if from_ms is None and to_ms is None:
+        return None
+    begin_ms, end_ms = from_ms or 0.0, summary.wall_ms if to_ms is None else to_ms
+    if begin_ms >= end_ms:
+        raise FlareError(f"--from-ms {begin_ms:g} is not before --to-ms {end_ms:g}")
+    return begin_ms, end_ms

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -33,9 +34,9 @@ def summary_tables(summary: Summary) -> RenderableType:
 
 
 def _graph_table(summary: Summary) -> Table:
-    table = Table(title="Time by graph", title_justify="left")
-    table.add_column("graph")
-    for name in ("runs", "discovery", "total ms", "share", "median ms", "useful / executed"):
+    table = Table(title="Time by graph", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("graph", no_wrap=True)
+    for name in ("runs", "new", "total ms", "share", "median ms", "useful / executed"):
         table.add_column(name, justify="right")
     for use in summary.graphs:
         share = use.device_ms / summary.device_ms if summary.device_ms else 0.0
@@ -52,8 +53,8 @@ def _graph_table(summary: Summary) -> Table:
 
 
 def _request_table(summary: Summary) -> Table:
-    table = Table(title="Requests, longest gap first", title_justify="left")
-    table.add_column("request")
+    table = Table(title="Requests, longest gap first", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("request", no_wrap=True)
     for name in ("prompt", "output", "first text ms", "worst gap ms", "at ms"):
         table.add_column(name, justify="right")
     table.add_column("finish")
@@ -68,7 +69,7 @@ def _request_table(summary: Summary) -> Table:
 def _request_cells(summary: Summary, one: RequestWaits) -> list[str]:
     first, gap = one.first_delivery_ms, one.worst_gap_ns
     return [
-        one.request,
+        one.request[-12:],
         str(one.prompt_tokens),
         str(one.output_tokens),
         "-" if first is None else f"{first:.1f}",
@@ -88,64 +89,65 @@ class DecisionWindow:
 
     def select(self, plans: Iterable[PlanLine]) -> list[PlanLine]:
         """Return the plans decided inside the window, at most `limit` of them."""
-        inside = [plan for plan in plans if self.begin_ns <= plan.at_ns <= self.end_ns]
-        return inside[: self.limit]
+        return [plan for plan in plans if self.contains(plan)][: self.limit]
+
+    def contains(self, plan: PlanLine) -> bool:
+        """Whether the plan was decided inside the window."""
+        return self.begin_ns <= plan.at_ns <= self.end_ns
 
 
-def decision_table(trace: Trace, summary: Summary, window: DecisionWindow) -> Table:
-    """Return one row per decision: what ran, why, what it was priced at, what came second."""
-    table = Table(title="Decisions", title_justify="left", show_lines=False)
-    for name in ("fence", "at ms"):
-        table.add_column(name, justify="right")
-    table.add_column("graph")
-    table.add_column("lanes", justify="right")
-    table.add_column("reason")
-    for name in ("priced ms", "took ms", "value/ms"):
-        table.add_column(name, justify="right")
-    table.add_column("terms of the score", overflow="fold")
-    table.add_column("runner-up", overflow="fold")
+def decision_lines(trace: Trace, summary: Summary, window: DecisionWindow) -> RenderableType:
+    """Return two lines per decision: what ran and why; the score's terms and what came second."""
+    columns = ("fence", "at ms", "graph", "used", "reason", "priced", "took ms", "value/ms")
+    lines = [Text(_aligned(columns), style="bold")]
     for plan in window.select(trace.plans):
-        table.add_row(*_decision_cells(trace, summary, plan))
-    return table
+        lines.append(Text(_aligned(_decision_cells(trace, summary, plan))))
+        lines.append(Text(" " * 6 + _why(plan), style="dim"))
+    left_out = sum(window.contains(plan) for plan in trace.plans) - len(lines) // 2
+    if left_out > 0:
+        lines.append(Text(f"and {left_out} more decisions (--limit)"))
+    return Group(*lines)
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    fence, at, graph, lanes, reason, priced, took, value = cells
+    left = f"{fence:>5} {at:>8}  {graph:<16} {lanes:>8}  {reason:<9}"
+    return f"{left} {priced:>8} {took:>9} {value:>8}"
 
 
 def _decision_cells(trace: Trace, summary: Summary, plan: PlanLine) -> list[str]:
     graph, frame = trace.graph_of(plan), trace.frames.get(plan.fence)
     if graph.token_capacity > 1:
         prompt = sum(lane.prompt_tokens for lane in plan.lanes)
-        lanes = f"{prompt}/{graph.token_capacity} tok"
+        lanes = f"{prompt}/{graph.token_capacity}"
     else:
         lanes = f"{len(plan.lanes)}/{graph.batch_capacity}"
-    chosen = plan.candidates[0] if plan.candidates else None
+    took = "in flight" if frame is None else f"{frame.device_ns / 1e6:.2f}"
     return [
         str(plan.fence),
         f"{(plan.at_ns - summary.begin_ns) / 1e6:.1f}",
         plan.graph,
         lanes,
         plan.reason,
-        _priced(plan),
-        "in flight" if frame is None else (frame.error or f"{frame.device_ns / 1e6:.2f}"),
+        f"{plan.cost_ns / 1e6:.2f}" if plan.cost_ns else "unknown",
+        "failed" if frame is not None and frame.error is not None else took,
         f"{plan.value_rate:.4g}",
-        _terms(chosen),
-        _runner_up(plan),
     ]
 
 
-def _priced(plan: PlanLine) -> str:
-    if plan.cost_ns == 0:
-        return "unknown"
-    age = "" if plan.cost_age_ns is None else f" ({plan.cost_age_ns / 1e9:.1f} s old)"
-    return f"{plan.cost_ns / 1e6:.2f}{age}"
+def _why(plan: PlanLine) -> str:
+    """Return the terms of the chosen score that are not zero, and the runner-up."""
+    chosen = plan.candidates[0] if plan.candidates else None
+    parts = [_terms(chosen)]
+    if plan.cost_ns and plan.cost_age_ns is not None:
+        parts.append(f"priced {plan.cost_age_ns / 1e9:.1f} s ago")
+    if len(plan.candidates) > 1:
+        second = plan.candidates[1]
+        parts.append(f"next {second.graph} x{len(second.requests)} at {second.score:.4g}")
+    return "; ".join(part for part in parts if part)
 
 
 def _terms(candidate: Candidate | None) -> str:
     if candidate is None:
         return ""
-    return "  ".join(f"{name} {value:.4g}" for name, value in candidate.terms.items())
-
-
-def _runner_up(plan: PlanLine) -> str:
-    if len(plan.candidates) < 2:
-        return "-"
-    second = plan.candidates[1]
-    return f"{second.graph} x{len(second.requests)} {second.score:.4g}"
+    return "  ".join(f"{name} {value:.4g}" for name, value in candidate.terms.items() if value)

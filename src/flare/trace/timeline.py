@@ -27,8 +27,13 @@ _MOST_ROWS: Final = 64
 _MARKED_GAPS: Final = 5
 
 
-def draw_timeline(trace: Trace, summary: Summary, path: Path) -> None:
-    """Write the picture as a PNG. Raises TraceError for a trace in which nothing ran."""
+def draw_timeline(
+    trace: Trace, summary: Summary, path: Path, span_ms: tuple[float, float] | None = None
+) -> None:
+    """Write the picture as a PNG, of everything or of a span since the first request.
+
+    Raises TraceError for a trace in which nothing ran.
+    """
     if not trace.frames:
         raise TraceError("nothing was executed in this trace, so there is nothing to draw")
     requests = summary.requests[:_MOST_ROWS]
@@ -40,6 +45,8 @@ def draw_timeline(trace: Trace, summary: Summary, path: Path) -> None:
     _draw_graphs(top, trace, summary, kinds)
     _draw_requests(bottom, trace, summary, requests)
     bottom.set_xlabel("ms since the first request")
+    if span_ms is not None:
+        bottom.set_xlim(*span_ms)
     figure.suptitle(
         f"{trace.header.model}: {len(trace.frames)} frames, "
         f"{summary.inside_share:.0%} of busy time inside prepared programs"
@@ -137,4 +144,5 @@ def _mark_gap(axes: Axes, summary: Summary, row: int, gap: tuple[int, int]) -> N
         va="bottom",
         size=7,
         color=_GAP_COLOUR,
+        annotation_clip=True,
     )
