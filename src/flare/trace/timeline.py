@@ -36,7 +36,9 @@ def draw_timeline(
     """
     if not trace.frames:
         raise TraceError("nothing was executed in this trace, so there is nothing to draw")
-    requests = summary.requests[:_MOST_ROWS]
+    requests = tuple(
+        one for one in summary.requests if span_ms is None or _is_inside(summary, one, span_ms)
+    )[:_MOST_ROWS]
     kinds = list(dict.fromkeys(graph.kind for graph in trace.header.graphs))
     heights = [0.5 + 0.35 * len(kinds), 0.8 + 0.22 * len(requests)]
     figure = Figure(figsize=(15, sum(heights) + 1.2), layout="constrained")
@@ -52,6 +54,14 @@ def draw_timeline(
         f"{summary.inside_share:.0%} of busy time inside prepared programs"
     )
     figure.savefig(path, dpi=110)
+
+
+def _is_inside(summary: Summary, one: RequestWaits, span_ms: tuple[float, float]) -> bool:
+    """Whether a request was there during the span."""
+    begin_ns, end_ns = (summary.begin_ns + at * 1e6 for at in span_ms)
+    ends = [at for at in (one.arrival_ns, one.finish_ns) if at is not None]
+    times = [*one.deliveries_ns, *ends]
+    return bool(times) and min(times) < end_ns and max(times) > begin_ns
 
 
 def colour_of(kind: str) -> str:
