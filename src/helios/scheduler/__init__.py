@@ -26,13 +26,15 @@ from helios.scheduler.plan import (
 )
 from helios.scheduler.records import (
     CompletionRecord,
+    ExecutionCount,
     ExecutionTiming,
     GeneratedToken,
     Phase,
     RequestHandle,
     RequestSpec,
+    Usage,
 )
-from helios.scheduler.scheduler import ExecutionCount, Scheduler, Usage
+from helios.scheduler.scheduler import Scheduler
 from helios.scheduler.trace import PlanTrace, TraceLane, format_trace, parse_trace
 from helios.scheduler.units import Fence
 

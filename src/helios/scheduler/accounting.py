@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from helios.scheduler.requests import Request
-from helios.scheduler.service import clamped, flow_over
+from helios.scheduler.service import PRICE_CEILING, PRICE_FLOOR, Flow, clamped, flow_over
+from helios.scheduler.units import Fence
 
 
 class Share(NamedTuple):
@@ -31,16 +32,16 @@ def settle(
     """Move every participant's stored prices over one measured positive interval.
 
     Deliveries count as zero here; the publication of the same fence replaces it, see
-    `delivered_price`.
+    `LastInterval`.
     """
     for share in shares:
         if share.token_rate is not None:
             _settle_tokens(share, share.token_rate, served_tokens, interval_ms, adaptation_ms)
         if share.delivery_rate is not None:
-            idle = flow_over(0.0, interval_ms, share.delivery_rate, adaptation_ms)
+            gain = flow_over(0.0, interval_ms, share.delivery_rate, adaptation_ms).gain
             for request in share.requests:
                 if request.delivery_price is not None:
-                    request.delivery_price = idle.apply(request.delivery_price)
+                    request.delivery_price = min(request.delivery_price + gain, PRICE_CEILING)
 
 
 def _settle_tokens(
@@ -51,27 +52,68 @@ def _settle_tokens(
     adaptation_ms: float,
 ) -> None:
     # Nearly all lanes of a frame advance by the same count, so a flow is solved once per count.
-    flows = {0: flow_over(0.0, interval_ms, rate, adaptation_ms)}
+    flows: dict[int, Flow] = {}
+    served_of = served_tokens.get
     for request in share.requests:
         price = request.token_price
         if price is None:
             continue
-        served = served_tokens.get(request, 0)
+        served = served_of(request, 0)
         flow = flows.get(served)
         if flow is None:
             flow = flows[served] = flow_over(served, interval_ms, rate, adaptation_ms)
-        request.token_price = flow.apply(price)
+        keep, gain = flow
+        price = price * keep + gain
+        request.token_price = price if PRICE_FLOOR < price < PRICE_CEILING else clamped(price)
 
 
-def delivered_price(
-    before: float | None, rate: float | None, interval_ms: float, adaptation_ms: float
-) -> float | None:
-    """Return the delivery price after an interval that served one delivery.
+class LastInterval:
+    """The last completed frame's interval, which publications of the same fence may still correct.
 
-    Without a history the first burst makes one: a delivery per measured frame duration.
+    The first one of a lane replaces the interval's zero deliveries by one; the correction never
+    rewinds through a later interval, because the next completion replaces this object.
     """
-    if before is None:
-        return clamped(interval_ms)
-    if rate is None:
-        return before
-    return flow_over(1.0, interval_ms, rate, adaptation_ms).apply(before)
+
+    __slots__ = ("_corrected", "_flow", "fence", "interval_ms", "prices_before")
+
+    def __init__(
+        self,
+        fence: Fence,
+        interval_ms: float,
+        flow: Flow | None,
+        prices_before: Mapping[Request, float | None],
+    ) -> None:
+        self.fence = fence
+        self.interval_ms = interval_ms
+        """Zero when the frame had no device interval."""
+        self.prices_before = prices_before
+        """Delivery price before the interval, of each lane that committed a token."""
+        self._flow = flow
+        self._corrected: dict[Request, None] = {}
+
+    def deliver(self, request: Request) -> None:
+        """Count one delivery for a lane of `prices_before`, once."""
+        if request in self._corrected or self.interval_ms <= 0.0:
+            return
+        self._corrected[request] = None
+        before = self.prices_before[request]
+        if before is None:
+            # The first burst makes a history: one delivery per measured frame duration.
+            request.delivery_price = clamped(self.interval_ms)
+        elif self._flow is not None:
+            request.delivery_price = self._flow.apply(before)
+
+
+def last_interval(
+    fence: Fence,
+    shares: Sequence[Share],
+    prices_before: Mapping[Request, float | None],
+    interval_ms: float,
+    adaptation_ms: float,
+) -> LastInterval:
+    """Return the correctable interval of a frame; its decoders, if any, are the first share."""
+    rate = shares[0].delivery_rate if shares else None
+    flow = None
+    if rate is not None and interval_ms > 0.0:
+        flow = flow_over(1.0, interval_ms, rate, adaptation_ms)
+    return LastInterval(fence, interval_ms, flow, prices_before)

@@ -1,4 +1,4 @@
-"""Validation of completion records: every lane is checked before anything changes.
+"""Completion records: every lane is checked before anything changes, then every lane is advanced.
 
 A lane whose request was cancelled or finished by the host after submission ran all the same: what
 it produced is plausible, and dropped.
@@ -7,10 +7,13 @@ it produced is plausible, and dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import CompletionError
+from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
-from helios.scheduler.records import CompletionRecord, ExecutionTiming, Phase
+from helios.scheduler.records import CompletionRecord, ExecutionTiming, GeneratedToken, Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.window import Frame
 
@@ -67,3 +70,55 @@ def _check_unusual(
         raise CompletionError(f"{where}: terminated without a token")
     if produced < step.output_ceiling and request.phase <= Phase.DECODE:
         raise CompletionError(f"{where}: no token, but nothing ended the request before")
+
+
+class Outcome(NamedTuple):
+    """What the live lanes of a completed frame achieved."""
+
+    tokens: list[GeneratedToken]
+    served: dict[Request, int]
+    """Prompt and output tokens that each live lane committed."""
+    prices_before: dict[Request, float | None]
+    """Delivery price before the frame's interval, of each lane that committed an output token."""
+
+
+def apply_records(
+    frame: Frame, records: Sequence[CompletionRecord], *, epoch: int, now_ns: int
+) -> Outcome:
+    """Advance every lane of a checked frame; ended and cancelled lanes only leave the frame."""
+    outcome = Outcome([], {}, {})
+    kind = frame.plan.graph.kind
+    for request, record in zip(frame.requests, records, strict=True):
+        request.queued -= 1
+        request.epoch = epoch
+        if request.phase > Phase.DECODE:
+            request.end_token_seen |= record.terminated
+        elif kind is GraphKind.INITIALIZE:
+            request.move(Event.INITIALIZED, epoch)
+        else:
+            _advance(request, record, frame, outcome, now_ns)
+    return outcome
+
+
+def _advance(
+    request: Request, record: CompletionRecord, frame: Frame, outcome: Outcome, now_ns: int
+) -> None:
+    """Advance one live lane of a prefill or decode frame by what it did."""
+    tokens, prompt_tokens = record.tokens, record.prompt_tokens
+    outcome.served[request] = prompt_tokens + len(tokens)
+    request.prompt_done += prompt_tokens
+    count = request.output_count
+    ends = record.terminated or count + len(tokens) == request.max_output
+    if tokens:
+        outcome.prices_before[request] = request.delivery_price
+        request.output_count = count + 1
+        outcome.tokens.append(
+            GeneratedToken(request.handle, tokens[0], count, frame.fence, bool(ends))
+        )
+    if ends and request.prompt_done == request.prompt_tokens:
+        request.end_token_seen = record.terminated
+        request.move(Event.TERMINATED, request.epoch)
+        request.terminal_since_ns = now_ns
+    elif request.phase is Phase.PREFILL and tokens:
+        request.move(Event.PROMPT_DONE, request.epoch)
+        request.visible_ns = now_ns

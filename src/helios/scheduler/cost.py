@@ -7,6 +7,7 @@ Elapsed time alone never makes a measured shape unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from helios.scheduler.catalog import Catalog
 from helios.scheduler.errors import InvalidCatalogError
@@ -33,6 +34,18 @@ def median_ns(samples: list[int]) -> int:
     if len(ordered) % 2:
         return ordered[middle]
     return (ordered[middle - 1] + ordered[middle]) // 2
+
+
+class CostAges(NamedTuple):
+    """How old every estimate was at one moment; it does not change with later observations."""
+
+    observed_ns: tuple[int | None, ...]
+    now_ns: int
+
+    def age_ns(self, index: int) -> int | None:
+        """Return the time since the last valid observation; None when there never was one."""
+        observed = self.observed_ns[index]
+        return None if observed is None else self.now_ns - observed
 
 
 class CostTable:
@@ -69,10 +82,9 @@ class CostTable:
             self._observed_ns[index] = None
             self._set(index, duration_ns)
 
-    def age_ns(self, index: int, now_ns: int) -> int | None:
-        """Return the time since the last valid observation; None when there never was one."""
-        observed = self._observed_ns[index]
-        return None if observed is None else now_ns - observed
+    def ages_at(self, now_ns: int) -> CostAges:
+        """Return the age of every estimate at `now_ns`."""
+        return CostAges(tuple(self._observed_ns), now_ns)
 
     def is_fresh(self, index: int, now_ns: int) -> bool:
         """Tell whether the estimate rests on an observation within its freshness interval."""

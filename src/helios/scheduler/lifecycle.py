@@ -14,26 +14,26 @@ from helios.scheduler.errors import PhaseError
 from helios.scheduler.records import Phase
 
 
-class Event(enum.Enum):
+class Event(enum.IntEnum):
     """What can happen to a request."""
 
-    SEAT = "seat"
+    SEAT = 0
     """A row and all pages of the request were reserved."""
-    INITIALIZED = "initialized"
+    INITIALIZED = 1
     """Its initialisation frame completed."""
-    PROMPT_DONE = "prompt done"
+    PROMPT_DONE = 2
     """The last prompt token was consumed and output follows."""
-    TERMINATED = "terminated"
+    TERMINATED = 3
     """A validated completion ended it: end token, output limit, or a scored prompt alone."""
-    FINISH = "finish"
+    FINISH = 4
     """The host ended it: a stop string."""
-    PUBLISH = "published output"
+    PUBLISH = 5
     """Output of it became visible."""
-    CANCEL = "cancel"
+    CANCEL = 6
     """Its client is gone, or its frame failed."""
-    RETIRED = "retired"
+    RETIRED = 7
     """Its terminal frame completed."""
-    DRAINED = "drained"
+    DRAINED = 8
     """The last frame that held it is done."""
 
 
@@ -69,5 +69,5 @@ def next_phase(phase: Phase, event: Event) -> Phase:
     """Return the phase after `event`. Raises PhaseError for a pair that the table does not list."""
     after = TRANSITIONS.get((phase, event))
     if after is None:
-        raise PhaseError(f"{event.value} is not legal in phase {phase.name}")
+        raise PhaseError(f"{event.name} is not legal in phase {phase.name}")
     return after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 
 from helios.scheduler.catalog import GraphDescriptor
 from helios.scheduler.records import RequestHandle
@@ -90,8 +91,15 @@ class ScheduledPlan:
     """The scheduler's state version; commit refuses a plan of a version that conflicts."""
     value_rate: float
     log_scale: float
-    terms: CandidateScore | None = None
-    """Every term of the score; the scheduler always fills it in."""
+    explanation: Callable[[], CandidateScore] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+    """Computes `terms`; most plans are never asked."""
+
+    @property
+    def terms(self) -> CandidateScore | None:
+        """Every term of the score; None only for a plan that no scheduler made."""
+        return None if self.explanation is None else self.explanation()
 
     def selection_value_rate(self) -> float:
         """Return the scaled selection score (value per ms times exp of the log scale)."""

@@ -10,10 +10,13 @@ from collections.abc import Iterable
 
 from helios.scheduler.candidates import Candidate, single_candidates, waiting_price
 from helios.scheduler.catalog import GraphKind
-from helios.scheduler.cost import CostTable
+from helios.scheduler.cost import CostAges
 from helios.scheduler.lookahead import pair_candidates
-from helios.scheduler.plan import CandidateScore, SelectionReason
+from helios.scheduler.plan import CandidateScore, ScheduledStep, SelectionReason
 from helios.scheduler.utility import Units, View, units_of
+
+QUEUEABLE = frozenset({GraphKind.DECODE})
+"""Kinds that may occupy both frame slots."""
 
 RankKey = tuple[tuple[bool, float, float, int], tuple[int, ...], int, int, int, tuple[int, ...]]
 
@@ -25,8 +28,7 @@ class Decision:
 
     def __init__(self, view: View) -> None:
         self.view = view
-        reference_ms = max(view.delivery_prices, default=0.0)
-        self.units: Units = units_of(view, reference_ms)
+        self.units: Units = units_of(view)
         self.waiting = waiting_price(view, self.units)
         self.candidates = single_candidates(view, self.units, self.waiting)
         self.candidates += pair_candidates(view, self.units, self.waiting)
@@ -45,7 +47,7 @@ def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
             best = [candidate]
         elif candidate[:4] == best[0][:4]:
             best.append(candidate)
-    return min(best, key=rank_key, default=None)
+    return min(best, key=rank_key) if len(best) > 1 else (best[0] if best else None)
 
 
 def rank_key(candidate: Candidate) -> RankKey:
@@ -61,18 +63,20 @@ def rank_key(candidate: Candidate) -> RankKey:
     )
 
 
-def needs_empty_queue(view: View, costs: CostTable, now_ns: int, candidate: Candidate) -> bool:
+def reason_of(candidate: Candidate) -> SelectionReason:
+    """Return why a winner was selected."""
+    return SelectionReason.ORDINARY if candidate.determinate else SelectionReason.DISCOVERY
+
+
+def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bool:
     """Tell whether the candidate depends on the completion of everything submitted before it."""
-    index = candidate.graph_index
-    return (
-        view.shapes.catalog.graphs[index].kind is not GraphKind.DECODE
-        or not costs.is_fresh(index, now_ns)
-        or any(lane.request.spec.needs_feedback for lane in candidate.cohort)
-    )
+    if not is_fresh or view.shapes.catalog.graphs[candidate.graph_index].kind not in QUEUEABLE:
+        return True
+    return any(lane.request.needs_feedback for lane in candidate.cohort)
 
 
 def score_of(
-    decision: Decision, costs: CostTable, now_ns: int, candidate: Candidate
+    decision: Decision, candidate: Candidate, ages: CostAges, ttl_ns: int
 ) -> CandidateScore:
     """Return every term of a candidate's score."""
     view, units = decision.view, decision.units
@@ -83,14 +87,16 @@ def score_of(
     if candidate.following_lane is not None:
         service += candidate.following_lane.service
     age = sum(lane.age for lane in cohort)
+    age_ns = ages.age_ns(candidate.graph_index)
+    is_fresh = age_ns is not None and age_ns <= ttl_ns
     whole_ms = candidate.duration_ms + candidate.following_ms
     following = candidate.following_index
     return CandidateScore(
         graph=graphs[candidate.graph_index].name,
         graph_index=candidate.graph_index,
         handles=tuple(lane.request.handle for lane in cohort),
-        reason=SelectionReason.ORDINARY if candidate.determinate else SelectionReason.DISCOVERY,
-        needs_empty_queue=needs_empty_queue(view, costs, now_ns, candidate),
+        reason=reason_of(candidate),
+        needs_empty_queue=needs_empty_queue(view, candidate, is_fresh=is_fresh),
         value_rate=-candidate.negative_rate,
         log_scale=units.log_scale,
         service_value=service,
@@ -101,6 +107,24 @@ def score_of(
         duration_ms=candidate.duration_ms,
         following=None if following is None else graphs[following].name,
         following_ms=candidate.following_ms,
-        cost_age_ns=costs.age_ns(candidate.graph_index, now_ns),
+        cost_age_ns=age_ns,
         padding=candidate.padding,
+    )
+
+
+def steps_of(candidate: Candidate) -> tuple[ScheduledStep, ...]:
+    """Freeze a winner's cohort into the lanes of a plan."""
+    return tuple(
+        [
+            ScheduledStep(
+                request.handle,
+                request.row,
+                request.position_after(request.queued),
+                lane.prompt_tokens,
+                lane.output_ceiling,
+                request.pages,
+            )
+            for lane in candidate.cohort
+            for request in (lane.request,)
+        ]
     )

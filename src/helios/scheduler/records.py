@@ -104,3 +104,27 @@ class GeneratedToken:
     fence: Fence
     is_last: bool
     """The request terminated with this token (device end token or output limit)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """What is owned and what waits, at one moment."""
+
+    pages_in_use: int
+    pages_free: int
+    rows_in_use: int
+    waiting: int
+    """Requests without a row."""
+    resident: int
+    """Requests with a row, those that drain included."""
+    in_flight: tuple[Fence, ...]
+    """Fences of the submitted frames, oldest first."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExecutionCount:
+    """Completed frames of one selection reason."""
+
+    count: int
+    duration_ns: int
+    """Sum of their longest rank-local device intervals."""

@@ -21,13 +21,13 @@ class Request:
 
     __slots__ = (
         "arrival",
-        "competitors",
         "delivery_price",
         "end_token_seen",
         "epoch",
         "handle",
         "last_used",
         "max_output",
+        "needs_feedback",
         "output_count",
         "pages",
         "phase",
@@ -46,6 +46,7 @@ class Request:
         self.handle = handle
         self.spec = spec
         self.weight = spec.weight
+        self.needs_feedback = spec.needs_feedback
         self.prompt_tokens = spec.prompt_tokens
         self.max_output = spec.max_output_tokens
         self.arrival = arrival
@@ -62,8 +63,6 @@ class Request:
         """Submitted frames that hold this request."""
         self.last_used = -1
         """Commit number of the last frame that held it."""
-        self.competitors = 0
-        """Resident participants at its seating, itself included; its arrival price needs them."""
         self.token_price: float | None = None
         self.delivery_price: float | None = None
         """Absent until the first publication."""

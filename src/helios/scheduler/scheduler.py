@@ -6,15 +6,14 @@ Every call validates everything before it changes anything; a call that raises h
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
 
-from helios.scheduler.accounting import delivered_price, settle
+from helios.scheduler.accounting import LastInterval, last_interval, settle
 from helios.scheduler.catalog import Catalog, GraphKind
-from helios.scheduler.completion import check_records, check_timing
+from helios.scheduler.completion import Outcome, apply_records, check_records, check_timing
 from helios.scheduler.config import PolicyConfig, ResourceConfig
-from helios.scheduler.cost import CostTable, cost_sample_ns, device_interval_ns
+from helios.scheduler.cost import CostAges, CostTable, cost_sample_ns, device_interval_ns
 from helios.scheduler.errors import (
     FenceError,
     InvalidRequestError,
@@ -25,54 +24,23 @@ from helios.scheduler.errors import (
 )
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.plan import CandidateScore, ScheduledPlan, ScheduledStep, SelectionReason
-from helios.scheduler.policy import Decision, score_of
+from helios.scheduler.policy import Decision, needs_empty_queue, reason_of, score_of, steps_of
 from helios.scheduler.records import (
     CompletionRecord,
+    ExecutionCount,
     ExecutionTiming,
     GeneratedToken,
     Phase,
     RequestHandle,
     RequestSpec,
+    Usage,
 )
 from helios.scheduler.requests import NO_PAGES, Request, RequestTable
 from helios.scheduler.resources import ResourcePool
-from helios.scheduler.service import arrival_price
 from helios.scheduler.trace import PlanTrace, trace_of_plan
 from helios.scheduler.units import Fence, ms_of
 from helios.scheduler.utility import Shapes, View
-from helios.scheduler.window import Frame, Window, competing, project, shares_of
-
-
-class Usage(NamedTuple):
-    """What is owned and what waits, at this moment."""
-
-    pages_in_use: int
-    pages_free: int
-    rows_in_use: int
-    waiting: int
-    resident: int
-    in_flight: tuple[Fence, ...]
-    """Fences of the submitted frames, oldest first."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ExecutionCount:
-    """Completed frames of one selection reason."""
-
-    count: int
-    duration_ns: int
-    """Sum of their longest rank-local device intervals."""
-
-
-class _Completed(NamedTuple):
-    """The last completed frame, for the publications that may still correct its interval."""
-
-    fence: Fence
-    interval_ms: float
-    shares_rate: float | None
-    prices_before: dict[Request, float | None]
-    """Delivery price before the interval, of each lane that committed a token."""
-    published: list[Request]
+from helios.scheduler.window import Frame, Standing, Window, projected_view
 
 
 class Scheduler:
@@ -96,9 +64,9 @@ class Scheduler:
         self._version = 0
         self._last_fence: Fence | None = None
         self._commits = 0
-        self._completed: _Completed | None = None
-        self._decision: Decision | None = None
-        self._decided_ns = 0
+        self._interval: LastInterval | None = None
+        self._decision: tuple[Decision, CostAges] | None = None
+        self._standing: tuple[int, Standing | None] = (0, None)
         self._executions = dict.fromkeys(SelectionReason, ExecutionCount(0, 0))
 
     # Configuration and admission ------------------------------------------------------------------
@@ -162,9 +130,6 @@ class Scheduler:
             request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
             request.move(Event.SEAT, self._version)
             self._table.resident.append(request)
-            request.competitors = sum(
-                Phase.INITIALIZING <= other.phase <= Phase.DECODE for other in self._table.resident
-            )
 
     # Endings that the host decides ----------------------------------------------------------------
 
@@ -220,59 +185,52 @@ class Scheduler:
             raise TimeError(f"time is at {self._now_ns} ns, it cannot go back to {now_ns} ns")
         self._now_ns = now_ns
 
-    def _view_at(self, start_ns: int) -> View:
-        return View(self._shapes, self._costs.durations_ms, self._policy, start_ns)
+    def _standing_now(self) -> Standing:
+        """Return the standing of this state version, computed at most once."""
+        version, standing = self._standing
+        if standing is None or version != self._version:
+            standing = Standing(self._shapes, self._costs.durations_ms, self._table.resident)
+            self._standing = (self._version, standing)
+        return standing
 
     def plan(self) -> ScheduledPlan | None:
         """Return the best next frame, or None: nothing to run, or completions must come first."""
-        window, now_ns = self._window, self._now_ns
+        window, now_ns, costs = self._window, self._now_ns, self._costs
         if window.is_closed(now_ns):
             return None
-        view = self._view_at(window.start_ns(now_ns))
-        coordinates = competing(view, self._table.resident)
-        project(view, coordinates, window.frames[0] if window.frames else None)
-        decision = Decision(view)
-        self._decision, self._decided_ns = decision, now_ns
-        if decision.winner is None:
+        view = View(self._shapes, costs.durations_ms, self._policy, window.start_ns(now_ns))
+        running = window.frames[0] if window.frames else None
+        decision = Decision(projected_view(view, self._standing_now(), running))
+        self._decision = (decision, costs.ages_at(now_ns))
+        winner = decision.winner
+        if winner is None:
             return None
-        score = score_of(decision, self._costs, now_ns, decision.winner)
-        if score.needs_empty_queue and window.frames:
+        graph_index = winner.graph_index
+        is_fresh = costs.is_fresh(graph_index, now_ns)
+        needs_empty = needs_empty_queue(view, winner, is_fresh=is_fresh)
+        if needs_empty and running is not None:
             # A lower-valued frame that could be queued now must not displace this winner.
             return None
-        graph_index = score.graph_index
         return ScheduledPlan(
             graph_index=graph_index,
             graph=self._catalog.graphs[graph_index],
-            steps=tuple(
-                [
-                    ScheduledStep(
-                        request.handle,
-                        request.row,
-                        request.position_after(request.queued),
-                        lane.prompt_tokens,
-                        lane.output_ceiling,
-                        request.pages,
-                    )
-                    for lane in decision.winner.cohort
-                    for request in (lane.request,)
-                ]
-            ),
-            estimated_duration_ns=self._costs.estimates_ns[graph_index],
-            reason=score.reason,
-            needs_empty_queue=score.needs_empty_queue,
+            steps=steps_of(winner),
+            estimated_duration_ns=costs.estimates_ns[graph_index],
+            reason=reason_of(winner),
+            needs_empty_queue=needs_empty,
             epoch=self._version,
-            value_rate=score.value_rate,
-            log_scale=score.log_scale,
-            terms=score,
+            value_rate=-winner.negative_rate,
+            log_scale=decision.units.log_scale,
+            explanation=partial(score_of, decision, winner, self._decision[1], costs.ttl_ns),
         )
 
     def explain(self) -> tuple[CandidateScore, ...]:
         """Return the last decision's candidates with every term of their scores, best first."""
-        decision = self._decision
-        if decision is None:
+        if self._decision is None:
             return ()
+        decision, ages = self._decision
         return tuple(
-            score_of(decision, self._costs, self._decided_ns, candidate)
+            score_of(decision, candidate, ages, self._costs.ttl_ns)
             for candidate in decision.ranked()
         )
 
@@ -290,19 +248,13 @@ class Scheduler:
         extendable = self._check_submittable(plan)
         queued = bool(self._window.frames)
         start_ns = self._window.start_ns(self._now_ns)
-        view = self._view_at(start_ns)
-        shares = shares_of(view, competing(view, self._table.resident))
+        standing = self._standing_now()
 
+        shares = standing.shares()
+        standing.settle_arrivals(self._policy.arrival_shares)
         self._version += 1
         self._last_fence = fence
         self._commits += 1
-        for share in shares:
-            if share.token_rate is not None:
-                for request in share.requests:
-                    if request.token_price is None:
-                        request.token_price = arrival_price(
-                            self._policy.arrival_shares, request.competitors, share.token_rate
-                        )
         for request in requests:
             request.queued += 1
             request.last_used = self._commits
@@ -363,80 +315,32 @@ class Scheduler:
 
         self._version += 1
         self._window.pop(self._now_ns)
-        tokens: list[GeneratedToken] = []
-        served: dict[Request, int] = {}
-        before: dict[Request, float | None] = {}
-        kind = frame.plan.graph.kind
-        for request, record in zip(frame.requests, records, strict=True):
-            request.queued -= 1
-            if request.phase >= Phase.TERMINAL and kind is not GraphKind.TERMINAL:
-                request.end_token_seen |= record.terminated
-                continue
-            request.epoch = self._version
-            if kind is GraphKind.INITIALIZE:
-                request.move(Event.INITIALIZED, self._version)
-            elif kind is not GraphKind.TERMINAL:
-                served[request] = record.prompt_tokens + len(record.tokens)
-                if record.tokens:
-                    before[request] = request.delivery_price
-                self._progress(request, record, fence, tokens)
-        self._account(frame, timing, served, before)
-        self._release_after(frame, kind)
-        return tokens
+        outcome = apply_records(frame, records, epoch=self._version, now_ns=self._now_ns)
+        self._account(frame, timing, outcome)
+        for request in frame.requests:
+            if request.phase is Phase.DRAINING:
+                self._release_drained(request)
+            elif frame.plan.graph.kind is GraphKind.TERMINAL:
+                self._release(request, Event.RETIRED)
+        self._seat_waiting()
+        return outcome.tokens
 
-    def _progress(
-        self,
-        request: Request,
-        record: CompletionRecord,
-        fence: Fence,
-        tokens: list[GeneratedToken],
-    ) -> None:
-        """Advance one live lane of a prefill or decode frame."""
-        request.prompt_done += record.prompt_tokens
-        for token in record.tokens:
-            request.output_count += 1
-            is_last = record.terminated or request.output_count == request.max_output
-            tokens.append(
-                GeneratedToken(request.handle, token, request.output_count - 1, fence, is_last)
-            )
-        request.end_token_seen = record.terminated
-        if request.remaining_prompt:
-            return
-        if record.terminated or request.output_count == request.max_output:
-            request.move(Event.TERMINATED, self._version)
-            request.terminal_since_ns = self._now_ns
-        elif request.phase is Phase.PREFILL:
-            request.move(Event.PROMPT_DONE, self._version)
-            request.visible_ns = self._now_ns
-
-    def _account(
-        self,
-        frame: Frame,
-        timing: ExecutionTiming,
-        served: Mapping[Request, int],
-        before: dict[Request, float | None],
-    ) -> None:
+    def _account(self, frame: Frame, timing: ExecutionTiming, outcome: Outcome) -> None:
         """Charge the frame's interval to its participants and teach the cost table."""
         device_ns = device_interval_ns(timing)
-        interval_ns = device_ns if frame.queued else max(device_ns, timing.wall_ns)
-        interval_ms = ms_of(interval_ns) if device_ns > 0 else 0.0
+        charged_ns = device_ns if frame.queued else max(device_ns, timing.wall_ns)
+        interval_ms = ms_of(charged_ns) if device_ns > 0 else 0.0
+        adaptation_ms = self._policy.adaptation_ms
         if interval_ms > 0.0:
-            settle(frame.shares, served, interval_ms, self._policy.adaptation_ms)
+            settle(frame.shares, outcome.served, interval_ms, adaptation_ms)
+        self._interval = last_interval(
+            frame.fence, frame.shares, outcome.prices_before, interval_ms, adaptation_ms
+        )
         self._costs.observe(frame.plan.graph_index, cost_sample_ns(timing), self._now_ns)
         past = self._executions[frame.plan.reason]
         self._executions[frame.plan.reason] = ExecutionCount(
             past.count + 1, past.duration_ns + device_ns
         )
-        rate = frame.shares[0].delivery_rate if frame.shares else None
-        self._completed = _Completed(frame.fence, interval_ms, rate, before, [])
-
-    def _release_after(self, frame: Frame, kind: GraphKind) -> None:
-        for request in frame.requests:
-            if request.phase is Phase.DRAINING:
-                self._release_drained(request)
-            elif kind is GraphKind.TERMINAL:
-                self._release(request, Event.RETIRED)
-        self._seat_waiting()
 
     def fail(self, fence: Fence) -> tuple[RequestHandle, ...]:
         """Drop the oldest frame, which the device could not execute, and every request in it.
@@ -453,7 +357,7 @@ class Scheduler:
                 dropped.append(request.handle)
                 request.move(Event.CANCEL, self._version)
             self._release_drained(request)
-        self._completed = None
+        self._interval = None
         self._seat_waiting()
         return tuple(dropped)
 
@@ -466,22 +370,13 @@ class Scheduler:
         """
         request = self._table.live(handle)
         next_phase(request.phase, Event.PUBLISH)
-        completed = self._completed
-        if completed is None or completed.fence != fence:
+        interval = self._interval
+        if interval is None or interval.fence != fence:
             raise FenceError(f"fence {fence} is not the last completed one")
-        if request not in completed.prices_before:
+        if request not in interval.prices_before:
             raise FenceError(f"{handle} committed no token in fence {fence}")
         request.visible_ns = self._now_ns
-        if request in completed.published:
-            return
-        completed.published.append(request)
-        if completed.interval_ms > 0.0:
-            request.delivery_price = delivered_price(
-                completed.prices_before[request],
-                completed.shares_rate,
-                completed.interval_ms,
-                self._policy.adaptation_ms,
-            )
+        interval.deliver(request)
 
     # Views ----------------------------------------------------------------------------------------
 

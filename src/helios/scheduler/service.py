@@ -51,7 +51,11 @@ def flow_over(
 
 
 def arrival_price(shares: float, residents: int, reference_rate: float) -> float:
-    """Return a newcomer's price for q0 = shares * residents, as if it had been getting 1/N."""
+    """Return a newcomer's price, `shares` times that of 1/N of the machine.
+
+    `reference_rate` is what the whole machine could do for the request alone, and N counts the
+    resident participants, itself included.
+    """
     return clamped(shares * residents / reference_rate)
 
 
@@ -61,22 +65,31 @@ def reference_interval_ms(
     """Return sigma = min K*T/min(B,k) over the measured (B, T ms) shapes; None without any.
 
     `streams` is K, all delivery-bearing streams; `family` is k, those that these shapes can serve.
+    A shape of zero duration is unmeasured.
     """
-    best: float | None = None
+    best = math.inf
     for batch, duration_ms in shapes:
         if duration_ms > 0.0:
-            interval = streams * duration_ms / min(batch, family)
-            if best is None or interval < best:
-                best = interval
-    return best
+            spacing = duration_ms / (batch if batch < family else family)
+            best = min(best, spacing)
+    return streams * best if best < math.inf else None
+
+
+def machine_rate(remaining: int, shapes: Iterable[tuple[int, float]]) -> float | None:
+    """Return max min(R, C)/T over the measured (C, T ms) prefill shapes; None without any.
+
+    It is the rate (tokens/ms) at which the whole machine could consume a prompt with R tokens left.
+    """
+    best = 0.0
+    for capacity, duration_ms in shapes:
+        if duration_ms > 0.0:
+            best = max(best, (remaining if remaining < capacity else capacity) / duration_ms)
+    return best or None
 
 
 def prefill_reference_rate(
     remaining: int, prefilling: int, shapes: Iterable[tuple[int, float]]
 ) -> float | None:
-    """Return max(min(R, C)/T)/n over the measured (C, T ms) prefill shapes; None without any."""
-    best = 0.0
-    for capacity, duration_ms in shapes:
-        if duration_ms > 0.0:
-            best = max(best, min(remaining, capacity) / duration_ms)
-    return best / prefilling if best > 0.0 else None
+    """Return the reference token rate of one of `prefilling` resident prompts; None unmeasured."""
+    rate = machine_rate(remaining, shapes)
+    return None if rate is None else rate / prefilling

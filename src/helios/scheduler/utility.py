@@ -7,18 +7,22 @@ on the graph's duration is the same for every lane of the family, so lanes are r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.config import PolicyConfig
 from helios.scheduler.requests import Request
-from helios.scheduler.service import prefill_reference_rate, reference_interval_ms
+from helios.scheduler.service import machine_rate, reference_interval_ms
 
 Shape = tuple[int, int]
 """Graph index and capacity: request rows, or prompt tokens of a prefill kind."""
 
 LOG_LIMIT = 345.0
 """Values above e**345 are scaled down; the rest of the float range holds sums and quotients."""
+
+TAME = 1e49
+"""Three factors below it multiply to less than e**LOG_LIMIT without looking at logarithms."""
 
 
 class Shapes:
@@ -76,18 +80,9 @@ class View:
         self.terminals: list[Request] = []
         self.terminal_ages_ms: list[float] = []
 
-    def measured(self, kind: GraphKind) -> list[tuple[int, float]]:
-        """Return (capacity, T ms) of the measured graphs of one kind."""
-        durations = self.durations_ms
-        return [
-            (capacity, durations[index])
-            for index, capacity in self.shapes.by_kind[kind]
-            if durations[index] > 0.0
-        ]
-
     def interval_ms(self, kind: GraphKind, rows: int) -> float | None:
         """Return the reference interval of a family of all `rows` streams; None if unmeasured."""
-        return reference_interval_ms(rows, rows, self.measured(kind)) if rows else None
+        return family_interval_ms(self.shapes, self.durations_ms, kind, rows)
 
 
 def prefill_kind(request: Request) -> GraphKind:
@@ -95,17 +90,31 @@ def prefill_kind(request: Request) -> GraphKind:
     return GraphKind.SCORED_PREFILL if request.spec.scored else GraphKind.PREFILL
 
 
-def prefill_rate(view: View, request: Request, prefilling: int) -> float | None:
-    """Return the reference token rate of one of `prefilling` resident prompts."""
-    return prefill_reference_rate(
-        request.remaining_prompt, prefilling, view.measured(prefill_kind(request))
-    )
+def family_interval_ms(
+    shapes: Shapes, durations_ms: Sequence[float], kind: GraphKind, rows: int
+) -> float | None:
+    """Return the reference interval of `rows` streams that the graphs of one kind serve alone."""
+    if not rows:
+        return None
+    measured = [(capacity, durations_ms[index]) for index, capacity in shapes.by_kind[kind]]
+    return reference_interval_ms(rows, rows, measured)
+
+
+def prompt_machine_rate(
+    shapes: Shapes, durations_ms: Sequence[float], request: Request
+) -> float | None:
+    """Return the rate at which the machine could consume the rest of a prompt; None unmeasured."""
+    kind = prefill_kind(request)
+    measured = [(capacity, durations_ms[index]) for index, capacity in shapes.by_kind[kind]]
+    return machine_rate(request.remaining_prompt, measured)
 
 
 class Units(NamedTuple):
     """The coefficients of one decision in its common scale."""
 
     log_scale: float
+    is_plain: bool
+    """The factor is one and products of coefficient, weight and price cannot overflow."""
     prompt_token: float
     output_token: float
     token_fairness: float
@@ -116,7 +125,7 @@ class Units(NamedTuple):
 
     def priced(self, coefficient: float, weight: float, price: float) -> float:
         """Return scale * coefficient * weight * price; the coefficients given are unscaled."""
-        if self.log_scale == 0.0:
+        if self.is_plain:
             return coefficient * weight * price
         if coefficient <= 0.0 or price <= 0.0:
             return 0.0
@@ -124,16 +133,14 @@ class Units(NamedTuple):
         return math.exp(log) if log > -700.0 else 0.0
 
 
-def units_of(view: View, delivery_reference_ms: float) -> Units:
-    """Choose the decision's common factor (one unless values near the float range's end) and apply.
-
-    `delivery_reference_ms` prices deliveries that have no history yet.
-    """
+def units_of(view: View) -> Units:
+    """Choose the decision's common factor and apply it; it is one unless values would overflow."""
     policy = view.policy
-    log_scale = min(0.0, LOG_LIMIT - _log_peak(view, delivery_reference_ms))
+    log_scale, is_plain = _log_scale(view)
     factor = math.exp(log_scale)
     return Units(
         log_scale,
+        is_plain,
         factor,
         policy.output_token_value * factor,
         policy.token_fairness,
@@ -144,29 +151,38 @@ def units_of(view: View, delivery_reference_ms: float) -> Units:
     )
 
 
-def _log(value: float) -> float:
-    return math.log(value) if value > 0.0 else -math.inf
+def _log_scale(view: View) -> tuple[float, bool]:
+    """Return the logarithm of the common factor and whether plain products are safe.
 
-
-def _log_peak(view: View, delivery_reference_ms: float) -> float:
-    """Return an upper bound of the logarithm of any unit value or age term of the decision."""
+    The factor is one while no unit value exceeds e**LOG_LIMIT.
+    """
     policy = view.policy
-    resident = (view.decoders, view.prefilling, view.initializing)
-    weight = max((request.weight for group in resident for request in group), default=1.0)
+    weight = 1.0
+    for group in (view.decoders, view.prefilling, view.initializing):
+        for request in group:
+            weight = max(weight, request.weight)
     token = max(max(view.token_prices, default=0.0), max(view.prompt_prices.values(), default=0.0))
-    delivery = max(max(view.delivery_prices, default=0.0), delivery_reference_ms)
+    delivery = max(view.delivery_prices, default=0.0)
     # An age credit is at most c * sigma * (A + T), and sigma is at most 64 durations.
     longest_ms = max(view.durations_ms) * 64.0 + 1.0
     age_ms = max(view.ages_ms, default=0.0) + longest_ms
     terminal_age_ms = max(view.terminal_ages_ms, default=0.0) + longest_ms
-    return max(
-        _log(policy.output_token_value),
-        _log(policy.token_fairness) + _log(weight) + _log(token),
-        _log(policy.delivery_fairness) + _log(weight) + _log(delivery),
-        _log(policy.decode_age_price) + _log(longest_ms) + _log(age_ms),
-        _log(policy.terminal_value),
-        _log(policy.terminal_age_price) + _log(longest_ms) + _log(terminal_age_ms),
+    products = (
+        (policy.output_token_value, 1.0, 1.0),
+        (policy.token_fairness, weight, token),
+        (policy.delivery_fairness, weight, delivery),
+        (policy.decode_age_price, longest_ms, age_ms),
+        (policy.terminal_value, 1.0, 1.0),
+        (policy.terminal_age_price, longest_ms, terminal_age_ms),
     )
+    if max(map(max, products)) < TAME:
+        return 0.0, True
+    peak = max(_log(a) + _log(b) + _log(c) for a, b, c in products)
+    return min(0.0, LOG_LIMIT - peak), False
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0.0 else -math.inf
 
 
 class Lane(NamedTuple):
@@ -189,7 +205,7 @@ def decode_lanes(view: View, units: Units, interval_ms: float | None) -> list[La
     """Return the decoders' lanes, most valuable first."""
     sigma = interval_ms or 0.0
     age_unit = units.age * sigma
-    plain = units.log_scale == 0.0
+    plain = units.is_plain
     token_fairness, delivery_fairness = units.token_fairness, units.delivery_fairness
     output_token = units.output_token
     lanes = []

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from helios.scheduler.accounting import Share
 from helios.scheduler.catalog import GraphKind
@@ -20,8 +19,8 @@ from helios.scheduler.plan import ScheduledPlan
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.service import Flow, arrival_price, flow_over
-from helios.scheduler.units import Fence, ms_of
-from helios.scheduler.utility import View, prefill_rate
+from helios.scheduler.units import NANOSECONDS_PER_MS, Fence, ms_of
+from helios.scheduler.utility import Shapes, View, family_interval_ms, prompt_machine_rate
 
 FRAME_SLOTS = 2
 
@@ -97,116 +96,155 @@ class Window:
         return frame
 
 
-class Coordinates(NamedTuple):
-    """Resident requests that compete for service, and the reference rates of the decoders."""
+class Standing:
+    """The resident requests by what they can do next, once everything submitted has run.
 
-    decoders: list[Request]
-    prompts: list[Request]
-    """Initializing and prefilling requests."""
-    interval_ms: float | None
-    """Reference interval of the decode family; its inverse is both reference rates."""
-
-
-def competing(view: View, resident: Sequence[Request]) -> Coordinates:
-    """Sort the resident requests into the view and return its price coordinates.
-
-    A decoder whose queued lane reaches its output limit is neither a decoder nor a terminal row
-    of this view: what follows it shows only after its completion.
+    It depends on the state version alone, not on time, so `plan` and `commit` of one version share
+    it. A decoder whose queued lane reaches its output limit is in no list: what follows shows only
+    after its completion.
     """
-    prompts = []
-    for request in resident:
-        phase = request.phase
-        if phase is Phase.DECODE:
-            if request.output_count + request.queued < request.max_output:
-                view.decoders.append(request)
-        elif phase is Phase.PREFILL:
-            view.prefilling.append(request)
-            prompts.append(request)
-        elif phase is Phase.INITIALIZING:
-            view.initializing.append(request)
-            prompts.append(request)
-        elif phase is Phase.TERMINAL:
-            view.terminals.append(request)
-    interval = view.interval_ms(GraphKind.DECODE, len(view.decoders))
-    return Coordinates(view.decoders, prompts, interval)
+
+    __slots__ = (
+        "decoders",
+        "initializing",
+        "interval_ms",
+        "machine_rates",
+        "prefilling",
+        "terminals",
+    )
+
+    def __init__(
+        self, shapes: Shapes, durations_ms: Sequence[float], resident: Sequence[Request]
+    ) -> None:
+        self.decoders: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.initializing: list[Request] = []
+        self.terminals: list[Request] = []
+        for request in resident:
+            phase = request.phase
+            if phase is Phase.DECODE:
+                if request.output_count + request.queued < request.max_output:
+                    self.decoders.append(request)
+            elif phase is Phase.PREFILL:
+                self.prefilling.append(request)
+            elif phase is Phase.INITIALIZING:
+                self.initializing.append(request)
+            elif phase is Phase.TERMINAL:
+                self.terminals.append(request)
+        self.interval_ms = family_interval_ms(
+            shapes, durations_ms, GraphKind.DECODE, len(self.decoders)
+        )
+        """Reference interval of the decode family; its inverse is both reference rates."""
+        self.machine_rates = {
+            request: prompt_machine_rate(shapes, durations_ms, request)
+            for group in (self.initializing, self.prefilling)
+            for request in group
+        }
+        """Of every request whose prompt is not consumed; None while nothing is measured."""
+
+    @property
+    def participants(self) -> int:
+        """Requests that compete for tokens."""
+        return len(self.decoders) + len(self.machine_rates)
+
+    def shares(self) -> list[Share]:
+        """Return the participants of a frame with their reference rates, decoders first."""
+        interval = self.interval_ms
+        rate = None if interval is None else 1.0 / interval
+        shares = [Share(self.decoders, rate, rate)] if self.decoders else []
+        count = len(self.machine_rates)
+        for request, machine in self.machine_rates.items():
+            shares.append(Share((request,), None if machine is None else machine / count, None))
+        return shares
+
+    def prompt_price(self, request: Request, price: float | None, shares: float) -> float | None:
+        """Return the token price of a prompt that stands at `price` by its history alone.
+
+        A request without any service has no history of its own: it is lifted to the price of a
+        newcomer among everyone present now, so that requests of one burst are equals. None while
+        no rate is measured.
+        """
+        machine = self.machine_rates[request]
+        if machine is None or (price is not None and request.prompt_done):
+            return price
+        arrival = arrival_price(shares, self.participants, machine)
+        return arrival if price is None else max(price, arrival)
+
+    def decoder_price(self, request: Request, shares: float) -> float | None:
+        """Return the token price of a decoder; None while no rate could make it physical."""
+        if request.token_price is not None or self.interval_ms is None:
+            return request.token_price
+        machine = len(self.decoders) / self.interval_ms
+        return arrival_price(shares, self.participants, machine)
+
+    def settle_arrivals(self, shares: float) -> None:
+        """Store the prices that the participants of a committed frame start with."""
+        for request in self.machine_rates:
+            request.token_price = self.prompt_price(request, request.token_price, shares)
+        for request in self.decoders:
+            if request.token_price is None:
+                request.token_price = self.decoder_price(request, shares)
 
 
-def shares_of(view: View, coordinates: Coordinates) -> list[Share]:
-    """Return the participants of a frame planned on this view with their reference rates."""
-    interval = coordinates.interval_ms
-    rate = None if interval is None else 1.0 / interval
-    shares = [Share(coordinates.decoders, rate, rate)] if coordinates.decoders else []
-    count = len(coordinates.prompts)
-    shares += [
-        Share((request,), prefill_rate(view, request, count), None)
-        for request in coordinates.prompts
-    ]
-    return shares
-
-
-def project(view: View, coordinates: Coordinates, frame: Frame | None) -> None:
-    """Fill in prices and ages as they are expected after `frame`, the only one in flight."""
-    _project_prompts(view, coordinates, frame)
-    _project_decoders(view, coordinates, frame)
+def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
+    """Fill the view with requests, prices and ages as expected after `frame`, if one is running."""
+    view.decoders, view.terminals = standing.decoders, standing.terminals
+    view.prefilling, view.initializing = standing.prefilling, standing.initializing
     start_ns = view.start_ns
     view.terminal_ages_ms = [
-        ms_of(start_ns - request.terminal_since_ns) for request in view.terminals
+        (start_ns - request.terminal_since_ns) / NANOSECONDS_PER_MS for request in view.terminals
     ]
+    if standing.machine_rates:
+        _project_prompts(view, standing, frame)
+    _project_decoders(view, standing, frame)
+    return view
 
 
-def _project_prompts(view: View, coordinates: Coordinates, frame: Frame | None) -> None:
-    count = len(coordinates.prompts)
-    for request in coordinates.prompts:
+def _project_prompts(view: View, standing: Standing, frame: Frame | None) -> None:
+    idle: dict[Request, Flow] = {}
+    if frame is not None:
+        duration_ms = ms_of(frame.plan.estimated_duration_ns)
+        for share in frame.shares:
+            if share.delivery_rate is None and share.token_rate is not None:
+                flow = flow_over(0.0, duration_ms, share.token_rate, view.policy.adaptation_ms)
+                idle.update(dict.fromkeys(share.requests, flow))
+    for request in standing.machine_rates:
         price = request.token_price
-        if price is None:
-            rate = prefill_rate(view, request, count)
-            price = 0.0 if rate is None else _arrival_price(view, request, rate)
-        view.prompt_prices[request] = price
-    if frame is None:
-        return
-    duration_ms = ms_of(frame.plan.estimated_duration_ns)
-    for share in frame.shares:
-        if share.delivery_rate is None and share.token_rate is not None:
-            idle = flow_over(0.0, duration_ms, share.token_rate, view.policy.adaptation_ms)
-            for request in share.requests:
-                if request in view.prompt_prices:
-                    view.prompt_prices[request] = idle.apply(view.prompt_prices[request])
-
-
-def _arrival_price(view: View, request: Request, rate: float) -> float:
-    return arrival_price(view.policy.arrival_shares, request.competitors, rate)
+        if price is not None and request in idle:
+            price = idle[request].apply(price)
+        price = standing.prompt_price(request, price, view.policy.arrival_shares)
+        view.prompt_prices[request] = 0.0 if price is None else price
 
 
 _STILL = Flow(1.0, 0.0)
 
 
-def _project_decoders(view: View, coordinates: Coordinates, frame: Frame | None) -> None:
+def _project_decoders(view: View, standing: Standing, frame: Frame | None) -> None:
     # A delivery without history is priced at the reference interval (q = 1), and a token without a
     # physical price yet has none: no rate is invented.
-    reference = coordinates.interval_ms or 0.0
+    reference = standing.interval_ms or 0.0
+    start_ns, shares = view.start_ns, view.policy.arrival_shares
     idle = served = _STILL
     duration_ms = ended_ms = 0.0
-    start_ns = view.start_ns
     if frame is not None:
         duration_ms = ms_of(frame.plan.estimated_duration_ns)
         ended_ms = ms_of(start_ns - frame.expected_end_ns)
-        rate = frame.shares[0].token_rate if frame.shares else None
+        rate = frame.shares[0].token_rate
         if rate is not None:
             idle = flow_over(0.0, duration_ms, rate, view.policy.adaptation_ms)
             served = flow_over(1.0, duration_ms, rate, view.policy.adaptation_ms)
     tokens, deliveries, ages = view.token_prices, view.delivery_prices, view.ages_ms
-    for request in view.decoders:
+    for request in standing.decoders:
         token, delivery = request.token_price, request.delivery_price
         if token is None:
-            token = _arrival_price(view, request, 1.0 / reference) if reference else 0.0
+            token = standing.decoder_price(request, shares) or 0.0
         if request.queued:
-            token = served.apply(token) if token else token
-            delivery = served.apply(delivery) if delivery is not None else duration_ms
+            keep, gain = served
             ages.append(ended_ms)
+            # The expected delivery makes a missing history: one delivery per frame duration.
+            deliveries.append(duration_ms if delivery is None else delivery * keep + gain)
         else:
-            if frame is not None:
-                token = idle.apply(token) if token else token
-                delivery = idle.apply(delivery) if delivery is not None else None
-            ages.append(ms_of(start_ns - request.visible_ns))
-        tokens.append(token)
-        deliveries.append(reference if delivery is None else delivery)
+            keep, gain = idle
+            ages.append((start_ns - request.visible_ns) / NANOSECONDS_PER_MS)
+            deliveries.append(reference if delivery is None else delivery * keep + gain)
+        tokens.append(token * keep + gain if token else token)
