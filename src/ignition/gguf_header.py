@@ -161,6 +161,23 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.error(field, repr(raw[:40]), "UTF-8 text") from error
 
+    def texts(self, field: str, count: int) -> list[str]:
+        """Read strings one after the other; a vocabulary has 100,000, hence the tight loop."""
+        found: list[str] = []
+        data, offset, end = self.data, self.offset, len(self.data)
+        read_length = struct.Struct("<Q").unpack_from
+        for index in range(count):
+            length = read_length(data, offset)[0] if end - offset >= 8 else end
+            start, offset = offset + 8, offset + 8 + length
+            if offset > end:
+                raise self.error(f"{field} item {index}", f"{end - start} bytes left", "a string")
+            try:
+                found.append(str(data[start:offset], "utf-8"))
+            except UnicodeDecodeError as error:
+                raise self.error(f"{field} item {index}", error.reason, "UTF-8 text") from error
+        self.offset = offset
+        return found
+
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     """Check magic and version; return (tensors, metadata fields)."""
@@ -195,7 +212,7 @@ def _read_array(cursor: _Cursor, field: str) -> list[str] | NumberArray:
     count = cursor.unsigned(f"{field} length", "<Q", max(0, left - 8) // item_size)
 
     if kind == _STRING:
-        return [cursor.text(field, len(cursor.data)) for _ in range(count)]
+        return cursor.texts(field, count)
     if kind not in _SCALARS:
         raise cursor.error(f"{field} element type", kind, "numbers or strings")
     values = np.frombuffer(cursor.data, _SCALARS[kind][1], count, cursor.offset)

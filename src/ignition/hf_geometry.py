@@ -6,7 +6,6 @@ the architecture does not read either are ignored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -116,6 +115,6 @@ def _rope(config: JsonFile) -> tuple[float, tuple[tuple[str, float], ...] | None
 def _number(config: JsonFile, field: str, parameters: Mapping[str, object], key: str) -> float:
     value = parameters.get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, int | float) or not is_number or not 0 < value < math.inf:
-        raise config.error(f"{field}.{key}", repr(value), "a number above 0")
+    if not isinstance(value, int | float) or not is_number or not 0 < value < 1e30:
+        raise config.error(f"{field}.{key}", repr(value), "a number above 0, below 1e30")
     return float(value)

@@ -116,8 +116,9 @@ def _chat_template(directory: Path, settings: JsonFile) -> str | None:
         return read_text(path)
     value = settings.get("chat_template")
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
+        entries = [item for item in value if isinstance(item, dict)]
+        defaults = [item.get("template") for item in entries if item.get("name") == "default"]
+        value = defaults[0] if defaults else None
     if value is not None and not isinstance(value, str):
         raise settings.error("chat_template", type(value).__name__, "a template")
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +62,7 @@ class JsonFile:
         value = self.fields.get(field)
         value = default if value is None else value
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not isinstance(value, int | float) or not good or not _within(value, largest):
+        if not isinstance(value, int | float) or not good or not 0 < value <= largest:
             raise self.error(field, repr(value), f"a number above 0, at most {largest:g}")
         return float(value)
 
@@ -88,7 +87,3 @@ def parse_object(file: str, text: str) -> dict[str, object]:
             file=file, field="JSON", found=type(parsed).__name__, expected="an object"
         )
     return parsed
-
-
-def _within(value: float, largest: float) -> bool:
-    return math.isfinite(value) and 0 < value <= largest

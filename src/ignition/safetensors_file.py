@@ -80,7 +80,7 @@ def _stored(file: str, data: memoryview, name: str, entry: object, *, start: int
     if not isinstance(entry, dict):
         raise _error(file, field, type(entry).__name__, "an object")
     dtype, shape = entry.get("dtype"), entry.get("shape")
-    if dtype not in _ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise _error(file, f"{field} dtype", dtype, f"one of {', '.join(_ITEM_BYTES)}")
     if not _are_counts(shape):
         raise _error(file, f"{field} shape", shape, "a list of sizes of at least 1")

@@ -148,7 +148,8 @@ def _merges(metadata: Metadata, tokens: dict[str, int]) -> list[tuple[str, str]]
         # The first character belongs to the left part even when it is a space itself.
         middle = rule.find(" ", 1)
         left, right = rule[:middle], rule[middle + 1 :]
-        if middle < 0 or not {left, right, left + right} <= tokens.keys():
+        is_known = left in tokens and right in tokens and left + right in tokens
+        if middle < 0 or not is_known:
             raise metadata.error(key, repr(rule), "two tokens whose union is a token")
         merges.append((left, right))
     return merges
