@@ -203,7 +203,7 @@ def _read(path: Path) -> str:
 def _parse(entry: TokenizerEntry, tokenizer_json: str) -> tuple[Vocabulary, Json]:
     try:
         parsed = json.loads(tokenizer_json)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TextError(f"{entry.file}: not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise TextError(f"{entry.file}: not a JSON object")
