@@ -89,7 +89,9 @@ class Front:
                 await self._complete(json.loads(await reader.readexactly(length)), reader, writer)
             else:
                 body = json.dumps({"data": [{"id": "openvino"}]}).encode()
-                lines = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                lines = (
+                    f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                )
                 writer.write(lines.encode() + body)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):

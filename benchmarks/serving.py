@@ -22,7 +22,7 @@ from pathlib import Path
 from flare.load import SCENARIOS, LoadError, Measurement, Target, run_scenarios
 from flare.load.scenarios import warm_up
 from flare.load.session import open_session
-from serving_machine import ROOT, commit, machine, now
+from serving_machine import ROOT, busy_share, commit, machine, now
 from serving_report import as_json, markdown
 from serving_server import Server, ServerFailedError, running
 
@@ -46,14 +46,26 @@ def arguments() -> argparse.Namespace:
 async def measure(
     server: Server, names: list[str], tokenizer: Path | None, seed: int, ready_s: float
 ) -> list[Measurement]:
-    """Run the scenarios once on a fresh process of the server."""
-    with running(server, ready_s) as (url, took_s):
-        print(f"  {server.name}: ready in {took_s:.1f} s", file=sys.stderr)
-        session = await open_session(Target(url=url), tokenizer, seed)
-        await warm_up(session)
-        measured = await run_scenarios(session, names)
-    start = Measurement(scenario="start", figures={"ready_s": took_s})
-    return [start, *measured]
+    """Run the scenarios once on a fresh process of the server; what failed is left out, aloud."""
+    busy = busy_share()
+    say(f"  {server.name}: starting; others use {busy:.0%} of the processors")
+    measured: list[Measurement] = []
+    try:
+        with running(server, ready_s) as (url, took_s):
+            figures = {"ready_s": took_s, "others_busy_share": busy}
+            measured.append(Measurement(scenario="start", figures=figures))
+            session = await open_session(Target(url=url), tokenizer, seed)
+            await warm_up(session)
+            for name in names:
+                measured += await run_scenarios(session, [name])
+                say(f"  {server.name}: {name} {measured[-1].figures}")
+    except (ServerFailedError, LoadError) as error:
+        say(f"  {server.name}: FAILED: {error}")
+    return measured
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -61,16 +73,16 @@ def main() -> int:
     names = [name.strip().upper() for name in options.scenarios.split(",")]
     try:
         servers = [Server(OURS, options.ours), *map(Server.parse, options.peer)]
-        results: dict[str, list[Measurement]] = {server.name: [] for server in servers}
-        for number in range(options.rounds):
-            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-            for server in servers:
-                seed = 1_000_000 * (number + 1)
-                run = measure(server, names, options.tokenizer, seed, options.ready_s)
-                results[server.name] += asyncio.run(run)
-    except (ServerFailedError, LoadError) as error:
-        print(f"serving.py: {error}", file=sys.stderr)
+    except ServerFailedError as error:
+        say(f"serving.py: {error}")
         return 2
+    results: dict[str, list[Measurement]] = {server.name: [] for server in servers}
+    for number in range(options.rounds):
+        say(f"round {number + 1} of {options.rounds}")
+        for server in servers:
+            seed = 1_000_000 * (number + 1)
+            run = measure(server, names, options.tokenizer, seed, options.ready_s)
+            results[server.name] += asyncio.run(run)
     line = {
         "benchmark": "serving",
         "at": now(),
@@ -84,7 +96,8 @@ def main() -> int:
     with options.results.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(markdown(results, OURS))
-    return 0
+    complete = (len(names) + 1) * options.rounds
+    return 0 if all(len(measured) == complete for measured in results.values()) else 1
 
 
 if __name__ == "__main__":

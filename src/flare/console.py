@@ -36,12 +36,14 @@ def step_progress() -> Progress:
 
 
 def byte_progress() -> Progress:
-    """Return a progress bar that counts bytes."""
+    """Return a progress bar that counts bytes and goes when done; silent without a terminal."""
+    console = notices()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
-        console=notices(),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )

@@ -10,7 +10,7 @@ import pytest
 from flare.cli import run_command
 from helios import __version__
 
-COMMANDS = ("fetch", "bench", "trace")
+COMMANDS = ("run", "chat", "fetch", "plan", "prepare", "inspect", "bench", "trace")
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +42,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["trace"], "file"),
         (["trace", "no-such-file"], "there is no trace file no-such-file"),
         (["fetch", "gpt-9"], "unknown model 'gpt-9'"),
+        (["plan", "gpt-9"], "gpt-9: no such model"),
+        (["inspect", "nowhere"], "manifest.json"),
+        (["chat", "--url", "http://127.0.0.1:9"], "no server answers"),
         (["bench", "ftp://x"], "http://"),
         (["bench", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (["bench", "--rounds", "0"], "rounds"),

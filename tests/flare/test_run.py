@@ -1,0 +1,203 @@
+"""The whole product on a tiny model: plan, prepare, inspect, serve, trace, bench, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from flare.cli import run_command
+from tests.flare.tiny_directory import write_tiny_directory
+
+HAS_COMPILER = shutil.which("cc") is not None or shutil.which("gcc") is not None
+SMALL = ("--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_directory(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of its own: tests neither see nor leave packages of the user."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLARE_CACHE", str(cache))
+
+
+def test_plan_shows_programs_purposes_and_memory(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", str(tiny), "--backend", "eager", "--buffers", *SMALL]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("prefill-c64", "decode-b4", "one output token", "KV cache pages", "token_ids"):
+        assert part in text
+
+
+def test_plan_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", str(tiny), "--backend", "eager", "--json", *SMALL]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["model"]["name"] == "tiny"
+    assert plan["pool"]["row_count"] == 4
+    assert sum(plan["memory"].values()) == 2 * plan["memory"]["total_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "1KiB"], "--memory: 1 MiB is too little"),
+        (["--memory", "lots"], "'lots' is not a size"),
+        (["--context", "99999"], "--context: must be 2 to the model's 512"),
+        (["--request-buckets", "1,2"], "--request-buckets"),
+        (["--prefill-capacities", "64,16"], "--prefill-capacities"),
+        (["--precision", "int8"], "int8 needs native"),
+        (["--concurrency", "65"], "concurrency"),
+        (["--backend", "abacus"], "abacus"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "prepare", "run"])
+def test_impossible_options_are_refused_by_name(
+    command: str,
+    options: list[str],
+    message: str,
+    tiny: Path,
+    capsys: pytest.CaptureFixture[str],
+    cache: Path,
+) -> None:
+    base = [] if "--backend" in options else ["--backend", "eager"]
+    more = ["--port", "0"] if command == "run" else []
+    assert run_command([command, str(tiny), *base, *options, *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (cache / "packages").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheduler-adaptation-ms", "0"], "adaptation_ms must be positive"),
+        (["--scheduler-policy", "greedy"], "greedy"),
+        (["--max-body", "0"], "size"),
+        (["--api-key", ""], "api"),
+        (["--allow-origin", "example.com"], "allow-origins"),
+        (["--trace", "no/such/directory/t.jsonl"], "no/such/directory"),
+        (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+    ],
+)
+def test_impossible_service_options_are_refused_before_any_work(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["run", "no-such-model", "--backend", "eager", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_told_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert run_command(["run", "no-such-model", "--backend", "eager", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def running(arguments: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run `flare run` in a process; yields its URL once it is ready."""
+    command = [sys.executable, "-m", "flare", "run", "--port", "0", *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ.copy())
+        try:
+            yield _ready_url(process, log), process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
+    while process.poll() is None:
+        found = re.search(r"serving on (http://\S+)", log.read_text())
+        if found:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{found[1]}/health", timeout=5).status_code == 200:
+                    return found[1]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+    raise AssertionError(f"flare run ended with {process.returncode}:\n{log.read_text()}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
+def test_a_model_is_prepared_once_served_traced_and_stopped(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, log = tmp_path / "run.jsonl", tmp_path / "log"
+    with running([str(tiny), *SMALL, "--trace", str(trace)], log) as (url, process):
+        assert "preparing tiny" in log.read_text()
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            assert [model.id for model in client.models.list().data] == ["tiny"]
+            answer = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "hello there"}],
+                max_tokens=9,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 9
+        tokenizer = ["--tokenizer", str(tiny / "tokenizer.json")]
+        bench = ["bench", url, "--scenarios", "A,T", "--no-warm", *tokenizer]
+        assert run_command(bench) == 0
+        assert "tokens per s" in capsys.readouterr().out
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+    assert run_command(["trace", str(trace), "--limit", "5"]) == 0
+    assert "decode-b1" in capsys.readouterr().out
+
+    # The second start finds the package, and refuses a client without the key.
+    with running([str(tiny), *SMALL, "--api-key", "secret"], log) as (url, process):
+        assert "preparing" not in log.read_text()
+        refused = httpx.get(f"{url}/v1/models")
+        assert refused.status_code == 401
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.slow
+def test_a_package_can_be_written_anywhere_inspected_and_served(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "package"
+    options = ["--backend", "eager", *SMALL, "--output", str(package)]
+    assert run_command(["prepare", str(tiny), *options]) == 0
+    assert capsys.readouterr().out.strip() == str(package)
+    assert run_command(["inspect", str(package), "--verify"]) == 0
+    assert "prefill-c64" in capsys.readouterr().out
+    with running([str(package)], tmp_path / "log") as (url, _):
+        body = {"model": "tiny", "prompt": "one two", "max_tokens": 3, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 3, answer
+
+    (package / "tokenizer.json").write_text("{}")
+    assert run_command(["inspect", str(package)]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
