@@ -168,7 +168,7 @@ def _open_model(parts: _Parts) -> Any:
         return _open_native(parts)
     if parts.manifest.backend == "eager":
         return _open_eager(parts)
-    raise PackageError("backend", f"{parts.manifest.backend} packages cannot be opened here")
+    return _open_cuda(parts)
 
 
 def _open_native(parts: _Parts) -> Any:
@@ -198,6 +198,37 @@ def _open_eager(parts: _Parts) -> Any:
 
     from ignition.programs.eager import EagerModel  # noqa: PLC0415 - the same.
 
+    weights = _dense_weights(parts)
+    return EagerModel(
+        geometry=parts.geometry,
+        pool=parts.pool,
+        catalog=parts.catalog,
+        weights={name: torch.from_numpy(array) for name, array in weights.items()},
+        threads=parts.threads,
+    )
+
+
+def _open_cuda(parts: _Parts) -> Any:
+    from ignition.programs.cuda import (  # noqa: PLC0415 - imports torch.
+        CudaModel,
+        CudaUnavailableError,
+        require_device,
+    )
+
+    try:
+        require_device()
+    except CudaUnavailableError as error:
+        raise PackageError("backend", f"a cuda package needs a GPU, and {error}") from error
+    return CudaModel(
+        geometry=parts.geometry,
+        pool=parts.pool,
+        catalog=parts.catalog,
+        weights=_dense_weights(parts),
+    )
+
+
+def _dense_weights(parts: _Parts) -> Weights:
+    """Return the float32 weights of a package that is not native. Raises PackageError."""
     weights = read_weights(parts.directory / WEIGHTS_NAME)
     for name, shape in dense_shapes(parts.geometry).items():
         if name not in weights:
@@ -208,13 +239,7 @@ def _open_eager(parts: _Parts) -> Any:
                 f"files.{WEIGHTS_NAME}",
                 f"tensor {name} is {array.dtype}{list(array.shape)}, not float32{list(shape)}",
             )
-    return EagerModel(
-        geometry=parts.geometry,
-        pool=parts.pool,
-        catalog=parts.catalog,
-        weights={name: torch.from_numpy(array) for name, array in weights.items()},
-        threads=parts.threads,
-    )
+    return weights
 
 
 def read_weights(path: Path) -> Weights:

@@ -56,13 +56,21 @@ def read_manifest(directory: Path) -> Manifest:
             raise PackageError(field, f"{value!r} is none of {', '.join(allowed)}")
     _check_names(manifest)
     geometry = geometry_of(manifest)
-    pool = pool_of(manifest.pool)
+    _check_capacities(geometry, pool_of(manifest.pool), catalog_of(manifest.graphs))
+    return manifest
+
+
+def _check_capacities(geometry: ModelGeometry, pool: PoolGeometry, catalog: Catalog) -> None:
+    """Capacities that no plan makes would ask for absurd allocations, so they are found here."""
     if pool.context_length_tokens > geometry.context_length_tokens:
         raise PackageError(
             "pool.context_length_tokens", "longer than the model's context_length_tokens"
         )
-    catalog_of(manifest.graphs)
-    return manifest
+    if pool.page_count > pool.row_count * pool.pages_per_row:
+        raise PackageError("pool.page_count", "more pages than all rows together can use")
+    for graph in catalog.graphs:
+        if graph.token_capacity > pool.context_length_tokens:
+            raise PackageError(f"graphs.{graph.name}", "its token_capacity is past the context")
 
 
 def _check_version(text: bytes) -> None:
@@ -147,7 +155,10 @@ def pool_of(entry: PoolEntry) -> PoolGeometry:
 
 def catalog_of(graphs: Iterable[GraphEntry]) -> Catalog:
     """Return the catalog of manifest entries. Raises PackageError, naming the graph."""
-    return _catalog({entry.name: descriptor_of(entry) for entry in graphs})
+    try:
+        return Catalog.of([descriptor_of(entry) for entry in graphs])
+    except InvalidCatalogError as error:
+        raise PackageError("graphs", str(error)) from error
 
 
 def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
@@ -164,13 +175,6 @@ def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
     if graph.name != entry.name:
         raise PackageError(f"graphs.{entry.name}.name", f"its shape is that of {graph.name}")
     return graph
-
-
-def _catalog(graphs: dict[str, GraphDescriptor]) -> Catalog:
-    try:
-        return Catalog.of(graphs.values())
-    except InvalidCatalogError as error:
-        raise PackageError("graphs", str(error)) from error
 
 
 def check_files(directory: Path, manifest: Manifest, *, verify: bool) -> None:

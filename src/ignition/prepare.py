@@ -72,7 +72,8 @@ class BackendChoice:
 def choose_backend(backend: str = "auto", precision: str = "auto") -> BackendChoice:
     """Resolve `auto`: native where there is a compiler, else eager; int8 for native, else fp32.
 
-    Raises NoCompilerError when native is asked for by name and there is no compiler.
+    Raises NoCompilerError or CudaUnavailableError when a backend is asked for by name and cannot
+    be had here.
     """
     notice = None
     if backend == "auto":
@@ -87,6 +88,10 @@ def choose_backend(backend: str = "auto", precision: str = "auto") -> BackendCho
                 notice += " They compute in fp32, not int8."
     elif backend == "native":
         find_compiler()
+    elif backend == "cuda":
+        from ignition.programs.cuda import require_device  # noqa: PLC0415 - imports torch.
+
+        require_device()
     if precision == "auto":
         precision = "int8" if backend == "native" else "fp32"
     return BackendChoice(backend=backend, precision=precision, notice=notice)

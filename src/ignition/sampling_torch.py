@@ -51,7 +51,7 @@ def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Return int64 [B], the next token of every row, from raw float32 logits [B, V]."""
     adjusted = adjust_rows(logits, rows)
     is_greedy = rows.temperature == 0
-    scaled = adjusted / torch.where(is_greedy, 1.0, rows.temperature)[:, None]
+    scaled = adjusted / rows.temperature.masked_fill(is_greedy, 1.0)[:, None]
     u = uniform_rows(rows.seed, rows.output_count)
 
     keys = order_keys(scaled).sort(dim=-1, descending=True).values
@@ -69,7 +69,7 @@ def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
 def adjust_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Return float32 [B, V] logits after bias and penalties."""
     entry = torch.arange(rows.bias_ids.shape[1], device=logits.device)
-    bias = torch.where(entry < rows.bias_count[:, None], rows.bias_values, 0.0)
+    bias = rows.bias_values.masked_fill(entry >= rows.bias_count[:, None], 0.0)
     adjusted = logits.scatter_add(1, rows.bias_ids, bias)
 
     has_output = rows.output_counts != 0
@@ -108,17 +108,17 @@ def token_of_key(keys: Tensor) -> Tensor:
 def _draw_by_rank(sorted_logits: Tensor, rows: SamplingRows, u: Tensor) -> Tensor:
     """Return int64 [B], the rank that `u` selects among logits in falling order."""
     rank = torch.arange(sorted_logits.shape[1], device=u.device)
-    top_k = torch.where(rows.top_k > 0, rows.top_k, sorted_logits.shape[1])
+    top_k = rows.top_k.masked_fill(rows.top_k <= 0, sorted_logits.shape[1])
     kept = rank < top_k[:, None]
-    weights = _weights(torch.where(kept, sorted_logits, -torch.inf))
+    weights = _weights(sorted_logits.masked_fill(~kept, -torch.inf))
 
     running = weights.cumsum(dim=-1)
-    top_p = torch.where(rows.top_p < 1, rows.top_p.to(torch.float64), torch.inf)
+    top_p = rows.top_p.to(torch.float64).masked_fill(rows.top_p >= 1, torch.inf)
     # A token stands within top_p when the mass of those before it has not reached it yet.
     before = torch.cat([torch.zeros_like(running[:, :1]), running[:, :-1]], dim=-1)
     kept &= (before < top_p[:, None] * running[:, -1:]) | (rank == 0)
     kept &= (weights >= rows.min_p.to(torch.float64)[:, None] * weights[:, :1]) | (rank == 0)
-    return _pick(torch.where(kept, weights, 0.0), u)
+    return _pick(weights.masked_fill(~kept, 0.0), u)
 
 
 def _weights(logits: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class LlamaDecoder:
     ) -> None:
         self.geometry = geometry
         self._weights = weights
-        self._tiling = tiling
+        self.tiling = tiling
         self._head = weights["embed"] if geometry.tied_embeddings else weights["head"]
         cosines, sines = rotary_tables(geometry, context_length_tokens)
         self._cosines = cosines.to(self._head.device)
@@ -164,7 +164,7 @@ class LlamaDecoder:
     ) -> Tensor:
         """Attend in tiles of queries, so that every product has a row count of the tiling."""
         batch, width = shape
-        geometry, tile = self.geometry, self._tiling.tile
+        geometry, tile = self.geometry, self.tiling.tile
         group = geometry.query_heads // geometry.kv_heads
         q = q.view(batch, width, geometry.kv_heads, group, geometry.head_size)
         q = q.permute(0, 2, 1, 3, 4).contiguous()
@@ -194,8 +194,8 @@ class LlamaDecoder:
         return product + self._weights[name + "_bias"] if self.geometry.attention_bias else product
 
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
-        rows, tile = x.shape[0], self._tiling.tile
-        padded = F.pad(x, (0, 0, 0, -rows % self._tiling.multiple))
+        rows, tile = x.shape[0], self.tiling.tile
+        padded = F.pad(x, (0, 0, 0, -rows % self.tiling.multiple))
         if tile is None:
             return F.linear(padded, weight)[:rows]
         parts = [F.linear(part, weight) for part in torch.split(padded, tile)]

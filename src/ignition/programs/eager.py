@@ -170,7 +170,7 @@ class EagerModel:
         )
         self.context = StepContext(
             decoder=decoder,
-            state=StateTensors.of(self.state, pool),
+            state=StateTensors.shared(self.state, pool),
             sampler=_ReferenceSampler(self.state, pool.row_count),
             block_pages=block_pages_of(pool, ATTENTION_BLOCK_TOKENS),
         )

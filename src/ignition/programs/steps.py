@@ -1,8 +1,9 @@
 """The five program kinds as PyTorch steps over static tensors (docs/design/programs.md section 2).
 
 A step is called directly by the eager programs and captured once by the CUDA programs, so it has
-fixed shapes and never looks at a value on the host. What the host knows anyway (is this chunk the
-last one, how far does the context reach) comes in as plain arguments.
+fixed shapes, never looks at a value on the host, and passes constants as arguments of kernels
+(masked_fill): a constant that becomes a tensor would be a copy, which a capture refuses. What the
+host knows anyway (is this chunk the last, how far does the context reach) comes in as arguments.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def decode_step(
     state = context.state
     requested = state.rows_or_scratch(buffers["rows"])
     is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
-    rows = torch.where(is_live, requested, state.scratch_row)
+    rows = requested.masked_fill(~is_live, state.scratch_row)
     positions = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
     # The scratch row's own counters move with every idle lane, so they must never be positions.
-    positions = torch.where(is_live, positions, 0)[:, None]
+    positions = positions.masked_fill(~is_live, 0)[:, None]
 
     tokens = state.rows["pending_token"].index_select(0, rows).to(torch.int64)
     hidden = _run_decoder(
@@ -115,9 +116,9 @@ def prefill_step(
     """Consume up to C prompt tokens of one row (2.2), scoring them when asked to (2.3)."""
     state = context.state
     rows = state.rows_or_scratch(buffers["rows"])
-    tokens, index = _padded_prompt(buffers["token_ids"])
+    tokens, index = _padded_prompt(buffers["token_ids"], context.decoder.tiling.multiple)
     is_used = (index < buffers["count"]) & (buffers["rows"] >= 0)
-    positions = torch.where(is_used, buffers["position"] + index, 0)
+    positions = (buffers["position"] + index).masked_fill(~is_used, 0)
     hidden = _run_decoder(
         context,
         rows=rows,
@@ -127,7 +128,7 @@ def prefill_step(
         block_count=block_count,
     )
 
-    seen_rows = torch.where(is_used, rows, state.scratch_row)
+    seen_rows = rows.expand_as(tokens).masked_fill(~is_used, state.scratch_row)
     one = torch.ones((), dtype=torch.uint8, device=tokens.device)
     state.rows["prompt_seen"].index_put_((seen_rows, tokens), one)
     end = buffers["position"] + buffers["count"]
@@ -150,9 +151,10 @@ def prefill_step(
         buffers["produced"].zero_()
 
 
-def _padded_prompt(token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int64 tokens and their index, padded to the four rows that attention counts in."""
-    padded = torch.nn.functional.pad(token_ids, (0, -token_ids.shape[0] % 4)).to(torch.int64)
+def _padded_prompt(token_ids: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
+    """Return int64 tokens and their index, padded to the rows that products are computed in."""
+    padding = -token_ids.shape[0] % multiple
+    padded = torch.nn.functional.pad(token_ids, (0, padding)).to(torch.int64)
     return padded, torch.arange(padded.shape[0], device=padded.device)
 
 
@@ -168,10 +170,10 @@ def _run_decoder(
     """Return hidden rows [B * W, hidden] of int64 tokens and positions [B, W]."""
     state, page_size = context.state, context.state.served.page_size_tokens
     table = state.rows["page_table"].index_select(0, rows).to(torch.int64)
-    table = torch.where(table < 0, state.scratch_page, table)
+    table = table.masked_fill(table < 0, state.scratch_page)
     pages = table.gather(1, positions // page_size)
     slots = pages * page_size + positions % page_size
-    slots = torch.where(is_used, slots, state.scratch_page * page_size)
+    slots = slots.masked_fill(~is_used, state.scratch_page * page_size)
 
     blocks = plan_blocks(
         table,

@@ -60,21 +60,29 @@ class StateTensors:
     """The per-row arrays by their name in ServingState, first dimension served rows + 1."""
 
     @classmethod
-    def of(
-        cls, state: ServingState, served: PoolGeometry, device: torch.device | None = None
-    ) -> StateTensors:
-        """Share the state's memory, or copy it to `device`."""
-
-        def place(array: npt.NDArray[np.generic]) -> Tensor:
-            tensor = tensor_of(array)
-            return tensor if device is None else tensor.to(device)
-
+    def shared(cls, state: ServingState, served: PoolGeometry) -> StateTensors:
+        """Share the memory of a state on the host."""
         return cls(
             model=state.model,
             served=served,
-            keys=place(state.keys),
-            values=place(state.values),
-            rows={name: place(getattr(state, name)) for name in STATE_FIELDS},
+            keys=tensor_of(state.keys),
+            values=tensor_of(state.values),
+            rows={name: tensor_of(getattr(state, name)) for name in STATE_FIELDS},
+        )
+
+    @classmethod
+    def mirrored(
+        cls, state: ServingState, served: PoolGeometry, device: torch.device
+    ) -> StateTensors:
+        """Allocate a fresh state on a device; the host's pools are never touched, so they cost
+        address space only.
+        """
+        return cls(
+            model=state.model,
+            served=served,
+            keys=torch.zeros(state.keys.shape, device=device),
+            values=torch.zeros(state.values.shape, device=device),
+            rows={name: tensor_of(getattr(state, name)).to(device) for name in STATE_FIELDS},
         )
 
     @property
@@ -89,7 +97,7 @@ class StateTensors:
 
     def rows_or_scratch(self, rows: Tensor) -> Tensor:
         """Return int64 rows with idle lanes (-1) on the scratch row."""
-        return torch.where(rows < 0, self.scratch_row, rows).to(torch.int64)
+        return rows.masked_fill(rows < 0, self.scratch_row).to(torch.int64)
 
     def sampling(self, rows: Tensor) -> SamplingRows:
         """Gather the sampling state of int64 rows [B]."""
