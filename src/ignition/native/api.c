@@ -1,6 +1,7 @@
 /* The functions that the Python binding calls. They check nothing: the binding has validated
  * rows, positions and counts before a program is replayed. */
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "panel.h"
 #include "product.h"
@@ -41,6 +42,7 @@ EXPORT void ign_destroy(model *m) {
                        x->middle.scales, x->middle.sums, x->tiles,           x->logits,
                        x->work,         x->keys,         m->thread_memory};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
+    if (m->weights) munmap(m->weights, m->weight_bytes);
     pool_destroy(m->pool);
     free(m);
 }
@@ -54,6 +56,41 @@ static void *reserve(int *failed, size_t count, size_t size) {
     else
         *failed = 1;
     return p;
+}
+
+/* Weights are read from end to end in every step. On 4 KiB pages, address translation and the
+ * hardware prefetcher, which stops at page ends, halve the speed of that. */
+static int reserve_weights(model *m, size_t bytes) {
+    const size_t large = (size_t)2 << 20;
+    m->weight_bytes = (bytes + large - 1) / large * large + large;
+    void *p = mmap(NULL, m->weight_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                   0);
+    if (p == MAP_FAILED) return 0;
+    m->weights = p;
+#ifdef MADV_HUGEPAGE
+    madvise(p, m->weight_bytes, MADV_HUGEPAGE); /* only advice: failing costs speed alone */
+#endif
+    m->weight_used = (large - (uintptr_t)p % large) % large;
+    return 1;
+}
+
+/* The cache pools are as large, and read with long strides. */
+static void advise_large_pages(void *start, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t large = (uintptr_t)2 << 20;
+    uintptr_t first = ((uintptr_t)start + large - 1) / large * large;
+    uintptr_t end = ((uintptr_t)start + bytes) / large * large;
+    if (first < end) madvise((void *)first, end - first, MADV_HUGEPAGE);
+#else
+    (void)start, (void)bytes;
+#endif
+}
+
+static const uint8_t *copy_weights(model *m, const void *data, size_t bytes) {
+    uint8_t *to = m->weights + m->weight_used;
+    memcpy(to, data, bytes);
+    m->weight_used += (bytes + 63) / 64 * 64;
+    return to;
 }
 
 static int allocate_scratch(scratch *x, int tokens, int logit_rows) {
@@ -85,10 +122,11 @@ static int allocate_scratch(scratch *x, int tokens, int logit_rows) {
     return !failed;
 }
 
-/* Returns NULL when memory or threads cannot be had. */
+/* `weight_bytes`: of everything that ign_set_matrix and ign_set_vector will copy, each rounded up
+ * to 64. Returns NULL when memory or threads cannot be had. */
 EXPORT model *ign_create(const serving_state *state, int32_t threads, int32_t tokens,
-                         int32_t batch_rows, float epsilon, const float *cosines,
-                         const float *sines) {
+                         int32_t batch_rows, int64_t weight_bytes, float epsilon,
+                         const float *cosines, const float *sines) {
     model *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->state = *state;
@@ -96,11 +134,14 @@ EXPORT model *ign_create(const serving_state *state, int32_t threads, int32_t to
     m->cosines = cosines;
     m->sines = sines;
     m->arena_bytes = arena_bytes();
+    size_t pool_bytes = (size_t)LAYERS * (size_t)state->pool_tokens * KV_WIDTH * KV_BYTES;
+    advise_large_pages(state->keys, pool_bytes);
+    advise_large_pages(state->values, pool_bytes);
     int failed = 0;
     m->thread_memory = reserve(&failed, (size_t)threads, (size_t)m->arena_bytes);
     int logit_rows = batch_rows > SCORE_ROWS ? batch_rows : SCORE_ROWS;
     m->pool = pool_create(threads);
-    if (failed || !m->pool ||
+    if (failed || !m->pool || !reserve_weights(m, (size_t)weight_bytes) ||
         !allocate_scratch(&m->scratch, tokens > batch_rows ? tokens : batch_rows, logit_rows)) {
         ign_destroy(m);
         return NULL;
@@ -115,14 +156,20 @@ EXPORT void ign_set_matrix(model *m, int32_t layer_index, int32_t which, int32_t
                  : which == MATRICES + 1 ? &m->head
                                          : &m->layers[layer_index].weights[which];
     *to = (matrix){data, kind, rows, inputs};
+    to->data = copy_weights(m, data, panel_bytes(to) * (size_t)panel_count(to));
 }
 
+/* The head of a model with tied embeddings. */
+EXPORT void ign_tie_head(model *m) { m->head = m->embedding; }
+
 /* which: VECTOR_*, or VECTORS for the final norm. */
-EXPORT void ign_set_vector(model *m, int32_t layer_index, int32_t which, const float *data) {
+EXPORT void ign_set_vector(model *m, int32_t layer_index, int32_t which, int32_t size,
+                           const float *data) {
+    const float *copy = (const float *)copy_weights(m, data, (size_t)size * sizeof *data);
     if (which == VECTORS)
-        m->norm = data;
+        m->norm = copy;
     else
-        m->layers[layer_index].vectors[which] = data;
+        m->layers[layer_index].vectors[which] = copy;
 }
 
 typedef struct {

@@ -7,44 +7,65 @@
  * alone, in a longer chunk and in a decode step. */
 #include "attention.h"
 
-#include "vector.h"
+#include "attention_tiles.h"
 
-#ifdef IGN_FLOAT32
-typedef float kv_element;
-#define load_kv f8_load
-#define store_kv f8_store
-#else
-typedef uint16_t kv_element;
-#define load_kv f8_load_half
-#define store_kv f8_store_half
-#endif
-
+/* Memory of one key/value head of a tile. */
 typedef struct {
-    float *keys;    /* [HEAD][SPAN] */
-    float *values;  /* [SPAN][HEAD] */
+    float *span;    /* keys [HEAD][SPAN], then values [SPAN][HEAD]; shared by all heads */
+    float *scores;  /* [TILE_QUERIES][SPAN]; shared by all heads */
     float *queries; /* [TILE_QUERIES][HEAD], scaled */
-    float *scores;  /* [TILE_QUERIES][SPAN] */
     float *output;  /* [TILE_QUERIES][HEAD] */
     float *sums;    /* [TILE_QUERIES][LANES] */
     float *maxima;  /* [TILE_QUERIES] */
 } workspace;
 
-static workspace workspace_in(float *memory) {
+/* A span of one row's cache and one head. */
+typedef struct {
+    const model *m;
+    int layer_index;
+    int row;
+    int kv_head;
+    int start;  /* first position */
+    int length; /* 1 to SPAN */
+} span;
+
+enum {
+    /* Below this many queries, converting all values first costs more than it saves. */
+    DIRECT_QUERIES = 12,
+    /* Positions that lie next to each other in the pool and in one span. */
+    RUN = PAGE < SPAN ? PAGE : SPAN
+};
+
+_Static_assert(SPAN % RUN == 0 && PAGE % RUN == 0, "page size must divide 64 or be its multiple");
+
+static workspace workspace_of(float *memory, int index) {
     workspace w;
-    w.keys = memory;
-    w.values = w.keys + HEAD * SPAN;
-    w.queries = w.values + HEAD * SPAN;
-    w.scores = w.queries + TILE_QUERIES * HEAD;
-    w.output = w.scores + TILE_QUERIES * SPAN;
+    w.span = memory;
+    w.scores = w.span + HEAD * SPAN;
+    w.queries = memory + SPAN_FLOATS + (size_t)index * HEAD_FLOATS;
+    w.output = w.queries + TILE_QUERIES * HEAD;
     w.sums = w.output + TILE_QUERIES * HEAD;
     w.maxima = w.sums + TILE_QUERIES * LANES;
     return w;
 }
 
+/* Element offset of a position's keys (or values), all heads. */
 static size_t cache_offset(const model *m, int layer_index, int row, int position) {
     int32_t page = m->state.page_table[(int64_t)row * m->state.pages_per_row + position / PAGE];
     int64_t slot = (int64_t)page * PAGE + position % PAGE;
     return (size_t)((int64_t)layer_index * m->state.pool_tokens + slot) * KV_WIDTH;
+}
+
+static size_t span_offset(const span *s, int t) {
+    return cache_offset(s->m, s->layer_index, s->row, s->start + t) + (size_t)s->kv_head * HEAD;
+}
+
+static const kv_element *keys_at(const span *s, int t) {
+    return (const kv_element *)s->m->state.keys + span_offset(s, t);
+}
+
+static const kv_element *values_at(const span *s, int t) {
+    return (const kv_element *)s->m->state.values + span_offset(s, t);
 }
 
 void store_token(const model *m, int layer_index, int row, int position, const float *keys,
@@ -57,148 +78,97 @@ void store_token(const model *m, int layer_index, int row, int position, const f
     }
 }
 
-/* Transposes eight positions by eight dimensions. */
-INLINE void transpose8(const f8 in[8], float *out) {
-#ifdef IGN_AVX2
-    __m256 a[8], b[8];
-    for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
-        a[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int k = 0; k < 2; k++) {
-            b[i + 2 * k] = _mm256_shuffle_ps(a[i + k], a[i + k + 2], 0x44);
-            b[i + 2 * k + 1] = _mm256_shuffle_ps(a[i + k], a[i + k + 2], 0xee);
+/* ---- Requesting the next span ---- */
+
+/* Cache lines are requested a little at a time between pieces of arithmetic: a core has few
+ * outstanding requests, and a burst of them stalls it as much as the loads would. All heads of a
+ * position go together, because that is how they lie in memory. */
+typedef struct {
+    const model *m;
+    int layer_index;
+    int row;
+    int first_head;
+    int heads;
+    int step; /* positions at a time */
+    int next; /* position */
+    int end;
+} prefetcher;
+
+static void fetch_some(prefetcher *f) {
+    enum { LINE = 64 / KV_BYTES };
+    for (int i = 0; i < f->step && f->next < f->end; i++, f->next++) {
+        size_t at = cache_offset(f->m, f->layer_index, f->row, f->next);
+        const kv_element *keys = (const kv_element *)f->m->state.keys + at + f->first_head * HEAD;
+        const kv_element *values =
+            (const kv_element *)f->m->state.values + at + f->first_head * HEAD;
+        for (int d = 0; d < f->heads * HEAD; d += LINE) {
+            __builtin_prefetch(keys + d);
+            __builtin_prefetch(values + d);
         }
-    for (int i = 0; i < 4; i++) {
-        f8_store(out + i * SPAN, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
-        f8_store(out + (i + 4) * SPAN, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
     }
-#else
-    for (int d = 0; d < 8; d++)
-        for (int t = 0; t < 8; t++) out[d * SPAN + t] = in[t][d];
-#endif
 }
 
-/* Loads one head's keys and values of positions start..start+length-1 as floats. Whole groups of
- * eight positions are read: they lie in one page, and what is past the length is masked later. */
-static void load_span(const model *m, int layer_index, int row, int kv_head, int start, int length,
-                      const workspace *w) {
-    for (int t = 0; t < length; t += LANES) {
-        size_t at = cache_offset(m, layer_index, row, start + t) + (size_t)kv_head * HEAD;
-        const kv_element *keys = (const kv_element *)m->state.keys + at;
-        const kv_element *values = (const kv_element *)m->state.values + at;
+/* ---- One span ---- */
+
+/* Whole groups of eight keys are loaded; they lie in one page, and what is past the length is
+ * hidden later. */
+static void load_keys(const span *s, float *to) {
+    for (int t = 0; t < s->length; t += LANES) {
+        const kv_element *from = keys_at(s, t);
         for (int d = 0; d < HEAD; d += LANES) {
             f8 rows[8];
-            for (int i = 0; i < 8; i++) rows[i] = load_kv(keys + i * KV_WIDTH + d);
-            transpose8(rows, w->keys + d * SPAN + t);
-        }
-        int valid = length - t < LANES ? length - t : LANES;
-        for (int i = 0; i < valid; i++)
-            for (int d = 0; d < HEAD; d += LANES)
-                f8_store(w->values + (t + i) * HEAD + d, load_kv(values + i * KV_WIDTH + d));
-    }
-}
-
-/* Scores of R queries with V * 8 positions. */
-INLINE void score_tile(const float *keys, const float *queries, float *scores, const int R,
-                       const int V) {
-    f8 acc[6][4];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) acc[r][v] = f8_set(0);
-    for (int d = 0; d < HEAD; d++) {
-        f8 k[4];
-        for (int v = 0; v < V; v++) k[v] = f8_load(keys + d * SPAN + v * LANES);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            f8 q = f8_set(queries[r * HEAD + d]);
-            for (int v = 0; v < V; v++) acc[r][v] = f8_fma(q, k[v], acc[r][v]);
+            for (int i = 0; i < 8; i++) rows[i] = load_kv(from + i * KV_WIDTH + d);
+            transpose8(rows, to + d * SPAN + t);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) f8_store(scores + r * SPAN + v * LANES, acc[r][v]);
 }
 
-/* Adds the weighted values of `length` positions to V * 8 dimensions of R outputs. */
-INLINE void value_tile(const float *values, const float *weights, float *output, int length,
-                       const int R, const int V) {
-    f8 acc[6][4];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) acc[r][v] = f8_load(output + r * HEAD + v * LANES);
-    for (int t = 0; t < length; t++) {
-        f8 x[4];
-        for (int v = 0; v < V; v++) x[v] = f8_load(values + t * HEAD + v * LANES);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            f8 p = f8_set(weights[r * SPAN + t]);
-            for (int v = 0; v < V; v++) acc[r][v] = f8_fma(p, x[v], acc[r][v]);
+static void load_values(const span *s, float *to) {
+    for (int t = 0; t < s->length; t++) {
+        const kv_element *from = values_at(s, t);
+        for (int d = 0; d < HEAD; d += LANES) f8_store(to + t * HEAD + d, load_kv(from + d));
+    }
+}
+
+static void score_all(const workspace *w, int first, int queries, int length, prefetcher *f) {
+    int padded = (length + LANES - 1) / LANES * LANES, count;
+    for (int q = first; q < queries; q += count) {
+        count = queries - q >= 6 ? 6 : queries - q >= 3 ? 3 : 1;
+        score_rows(w->span, w->queries + q * HEAD, w->scores + q * SPAN, padded, count);
+        fetch_some(f);
+    }
+}
+
+static void weigh_converted(const workspace *w, int first, int queries, int length,
+                            prefetcher *f) {
+    int count;
+    for (int q = first; q < queries; q += count) {
+        count = queries - q >= 6 ? 6 : queries - q >= 3 ? 3 : 1;
+        weigh_rows(w->span, w->scores + q * SPAN, w->output + q * HEAD, length, count);
+        fetch_some(f);
+    }
+}
+
+static void weigh_direct(const span *s, const workspace *w, int first, int queries,
+                         prefetcher *f) {
+    for (int t = 0; t < s->length; t += RUN) {
+        int run = s->length - t < RUN ? s->length - t : RUN, count;
+        for (int q = first; q < queries; q += count) {
+            count = queries - q >= 3 ? 3 : 1;
+            weigh_rows_direct(values_at(s, t), w->scores + q * SPAN + t, w->output + q * HEAD, run,
+                              count);
+            fetch_some(f);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) f8_store(output + r * HEAD + v * LANES, acc[r][v]);
-}
-
-static void score_all(const workspace *w, int first, int queries, int length) {
-    int q = first;
-    int padded = (length + LANES - 1) / LANES * LANES;
-    for (; q + 6 <= queries; q += 6) {
-        int t = 0;
-        for (; t + 16 <= padded; t += 16)
-            score_tile(w->keys + t, w->queries + q * HEAD, w->scores + q * SPAN + t, 6, 2);
-        for (; t < padded; t += 8)
-            score_tile(w->keys + t, w->queries + q * HEAD, w->scores + q * SPAN + t, 6, 1);
-    }
-    for (; q + 3 <= queries; q += 3) {
-        int t = 0;
-        for (; t + 32 <= padded; t += 32)
-            score_tile(w->keys + t, w->queries + q * HEAD, w->scores + q * SPAN + t, 3, 4);
-        for (; t < padded; t += 8)
-            score_tile(w->keys + t, w->queries + q * HEAD, w->scores + q * SPAN + t, 3, 1);
-    }
-    for (; q < queries; q++) {
-        int t = 0;
-        for (; t + 32 <= padded; t += 32)
-            score_tile(w->keys + t, w->queries + q * HEAD, w->scores + q * SPAN + t, 1, 4);
-        for (; t < padded; t += 8)
-            score_tile(w->keys + t, w->queries + q * HEAD, w->scores + q * SPAN + t, 1, 1);
-    }
-}
-
-static void value_all(const workspace *w, int first, int queries, int length) {
-    int q = first;
-    for (; q + 6 <= queries; q += 6) {
-        int d = 0;
-        for (; d + 16 <= HEAD; d += 16)
-            value_tile(w->values + d, w->scores + q * SPAN, w->output + q * HEAD + d, length, 6, 2);
-        for (; d < HEAD; d += 8)
-            value_tile(w->values + d, w->scores + q * SPAN, w->output + q * HEAD + d, length, 6, 1);
-    }
-    for (; q + 3 <= queries; q += 3) {
-        int d = 0;
-        for (; d + 32 <= HEAD; d += 32)
-            value_tile(w->values + d, w->scores + q * SPAN, w->output + q * HEAD + d, length, 3, 4);
-        for (; d < HEAD; d += 8)
-            value_tile(w->values + d, w->scores + q * SPAN, w->output + q * HEAD + d, length, 3, 1);
-    }
-    for (; q < queries; q++)
-        for (int d = 0; d < HEAD; d += 8)
-            value_tile(w->values + d, w->scores + q * SPAN, w->output + q * HEAD + d, length, 1, 1);
 }
 
 /* Turns one query's scores of a span into weights and rescales what it has gathered so far.
- * The first `visible` of `length` positions count; the rest get weight zero. */
+ * The first `visible` of `length` positions count. */
 static void soften(const workspace *w, int query, int visible, int length) {
-    const i8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-    const f8 hidden = f8_set(-INFINITY);
     float *scores = w->scores + query * SPAN;
     int padded = (length + LANES - 1) / LANES * LANES;
-    f8 top = hidden;
-    for (int t = 0; t < padded; t += LANES) {
-        f8 s = f8_select(lanes + t < visible, f8_load(scores + t), hidden);
-        f8_store(scores + t, s);
-        top = f8_max(s, top);
-    }
-    float largest = f8_largest(top), before = w->maxima[query];
+    if (visible < padded) hide_scores(scores, visible, padded);
+    float largest = largest_score(scores, padded), before = w->maxima[query];
     f8 sum = f8_load(w->sums + query * LANES);
     if (largest > before) {
         /* With an unchanged maximum the factor is exactly one. */
@@ -219,6 +189,26 @@ static void soften(const workspace *w, int query, int visible, int length) {
     f8_store(w->sums + query * LANES, sum);
 }
 
+/* `position` is that of the tile's first token; early tokens may lie before the span. */
+static void attend_span(const span *s, const workspace *w, int position, int queries,
+                        prefetcher *f) {
+    int skipped = s->start > position ? (s->start - position) * GROUP : 0;
+    load_keys(s, w->span);
+    score_all(w, skipped, queries, s->length, f);
+    for (int q = skipped; q < queries; q++) {
+        int visible = position + q / GROUP + 1 - s->start;
+        soften(w, q, visible < s->length ? visible : s->length, s->length);
+    }
+    if (queries - skipped < DIRECT_QUERIES) {
+        weigh_direct(s, w, skipped, queries, f);
+    } else {
+        load_values(s, w->span);
+        weigh_converted(w, skipped, queries, s->length, f);
+    }
+}
+
+/* ---- One tile ---- */
+
 static void gather_queries(const model *m, const attention_tile *tile, int kv_head,
                            const workspace *w) {
     const float scale = 1.0f / sqrtf((float)HEAD);
@@ -234,30 +224,39 @@ static void gather_queries(const model *m, const attention_tile *tile, int kv_he
     for (int q = 0; q < tile->tokens * GROUP; q++) w->maxima[q] = -INFINITY;
 }
 
-void attend(const model *m, int layer_index, const attention_tile *tile, int kv_head,
-            float *memory) {
-    workspace w = workspace_in(memory);
-    int queries = tile->tokens * GROUP;
-    int position = m->scratch.batch.positions[tile->first]; /* of the tile's first token */
-    int total = position + tile->tokens;
-    gather_queries(m, tile, kv_head, &w);
-    for (int start = 0; start < total; start += SPAN) {
-        int length = total - start < SPAN ? total - start : SPAN;
-        /* Early tokens of the tile may lie before this span. */
-        int skipped = start > position ? (start - position) * GROUP : 0;
-        load_span(m, layer_index, tile->row, kv_head, start, length, &w);
-        score_all(&w, skipped, queries, length);
-        for (int q = skipped; q < queries; q++) {
-            int visible = position + q / GROUP + 1 - start;
-            soften(&w, q, visible < length ? visible : length, length);
-        }
-        value_all(&w, skipped, queries, length);
-    }
-    for (int q = 0; q < queries; q++) {
-        f8 scale = f8_set(1.0f / f8_sum(f8_load(w.sums + q * LANES)));
+static void store_output(const model *m, const attention_tile *tile, int kv_head,
+                         const workspace *w) {
+    for (int q = 0; q < tile->tokens * GROUP; q++) {
+        f8 scale = f8_set(1.0f / f8_sum(f8_load(w->sums + q * LANES)));
         float *to = m->scratch.attention + (size_t)(tile->first + q / GROUP) * ATTENTION_WIDTH +
                     (size_t)(kv_head * GROUP + q % GROUP) * HEAD;
         for (int d = 0; d < HEAD; d += LANES)
-            f8_store(to + d, f8_load(w.output + q * HEAD + d) * scale);
+            f8_store(to + d, f8_load(w->output + q * HEAD + d) * scale);
+    }
+}
+
+void attend(const model *m, int layer_index, const attention_tile *tile, int first_head, int heads,
+            float *memory) {
+    int position = m->scratch.batch.positions[tile->first]; /* of the tile's first token */
+    int total = position + tile->tokens;
+    int calls = 2 * heads * ((tile->tokens * GROUP + 5) / 6);
+    for (int h = 0; h < heads; h++) {
+        workspace w = workspace_of(memory, h);
+        gather_queries(m, tile, first_head + h, &w);
+    }
+    for (int start = 0; start < total; start += SPAN) {
+        int end = start + SPAN < total ? start + SPAN : total;
+        int next_end = end + SPAN < total ? end + SPAN : total;
+        prefetcher f = {m,   layer_index,              tile->row, first_head, heads,
+                        (SPAN + calls - 1) / calls, end,       next_end};
+        for (int h = 0; h < heads; h++) {
+            workspace w = workspace_of(memory, h);
+            span s = {m, layer_index, tile->row, first_head + h, start, end - start};
+            attend_span(&s, &w, position, tile->tokens * GROUP, &f);
+        }
+    }
+    for (int h = 0; h < heads; h++) {
+        workspace w = workspace_of(memory, h);
+        store_output(m, tile, first_head + h, &w);
     }
 }

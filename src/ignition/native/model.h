@@ -2,6 +2,7 @@
 #ifndef IGN_MODEL_H
 #define IGN_MODEL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "pool.h"
@@ -108,6 +109,9 @@ typedef struct {
     pool *pool;
     uint8_t *thread_memory; /* one arena per thread */
     int64_t arena_bytes;
+    uint8_t *weights; /* copies of all matrices and vectors, on large pages where they exist */
+    size_t weight_bytes;
+    size_t weight_used;
 } model;
 
 #endif

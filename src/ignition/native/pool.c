@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "pool.h"
 
 #include <pthread.h>
@@ -18,29 +17,35 @@ enum {
     RING = 4,
     /* A pause takes about 15-50 ns, so this is 30 to 100 us. */
     SPINS = 2000,
-    INDEX_BITS = 24,
-    COUNT_BITS = 24
+    LINE = 64,
+    INDEX_BITS = 24
 };
+
+#define INDEX_MASK ((1u << INDEX_BITS) - 1)
 
 typedef struct {
     task_fn run;
     void *argument;
 } phase;
 
+/* A thread's share of the running phase: epoch (16 bits) | end (24) | next (24). Tasks are taken by
+ * exchanging the whole word, so a late thread can never take a task of another phase. */
+typedef struct {
+    _Alignas(LINE) _Atomic uint64_t word;
+} share;
+
 struct pool {
-    /* epoch (16 bits) | task count (24) | next task (24). One fetch_add both takes a task and says
-     * of which phase it is, so a late thread can never mix two phases. */
-    _Alignas(64) _Atomic uint64_t ticket;
-    _Alignas(64) _Atomic int remaining;
-    _Alignas(64) _Atomic int sleepers;
+    _Alignas(LINE) _Atomic int remaining; /* tasks of the phase that are not finished */
+    _Alignas(LINE) _Atomic int sleepers;
     _Atomic int stopping;
+    _Atomic int caller_sleeps;
     phase phases[RING];
     uint64_t epoch;
     int threads;
+    share *shares;
     pthread_mutex_t lock;
     pthread_cond_t work;
     pthread_cond_t done;
-    _Atomic int caller_sleeps;
     pthread_t *workers;
 };
 
@@ -49,36 +54,70 @@ typedef struct {
     int number;
 } worker_start;
 
-/* Takes and runs tasks until the current phase has none left. */
-static void work_off(pool *p, int thread) {
-    const uint64_t index_mask = (1u << INDEX_BITS) - 1, count_mask = (1u << COUNT_BITS) - 1;
-    for (;;) {
-        uint64_t seen = atomic_load_explicit(&p->ticket, memory_order_acquire);
-        if ((seen & index_mask) >= ((seen >> INDEX_BITS) & count_mask)) return;
-        uint64_t got = atomic_fetch_add_explicit(&p->ticket, 1, memory_order_acq_rel);
-        uint64_t index = got & index_mask, count = (got >> INDEX_BITS) & count_mask;
-        if (index >= count) return;
-        const phase *now = &p->phases[(got >> (INDEX_BITS + COUNT_BITS)) % RING];
-        now->run(now->argument, (int)index, thread);
-        if (atomic_fetch_sub(&p->remaining, 1) == 1 && thread != 0 &&
-            atomic_load(&p->caller_sleeps)) {
-            pthread_mutex_lock(&p->lock);
-            pthread_cond_signal(&p->done);
-            pthread_mutex_unlock(&p->lock);
+static uint64_t next_of(uint64_t word) { return word & INDEX_MASK; }
+static uint64_t end_of(uint64_t word) { return (word >> INDEX_BITS) & INDEX_MASK; }
+
+static uint64_t share_word(uint64_t epoch, uint64_t end, uint64_t next) {
+    return (epoch & 0xffff) << (2 * INDEX_BITS) | end << INDEX_BITS | next;
+}
+
+/* Takes the first task of one's own share or the last of another's. Returns 0 when it is empty. */
+static int take(share *s, int is_own, uint64_t *word, uint64_t *index) {
+    uint64_t seen = atomic_load_explicit(&s->word, memory_order_acquire);
+    while (next_of(seen) < end_of(seen)) {
+        uint64_t after = is_own ? seen + 1 : seen - (UINT64_C(1) << INDEX_BITS);
+        if (atomic_compare_exchange_weak(&s->word, &seen, after)) {
+            *word = seen;
+            *index = is_own ? next_of(seen) : end_of(seen) - 1;
+            return 1;
         }
+    }
+    return 0;
+}
+
+static void finish(pool *p, int thread, int tasks) {
+    if (tasks && atomic_fetch_sub(&p->remaining, tasks) == tasks && thread != 0 &&
+        atomic_load(&p->caller_sleeps)) {
+        pthread_mutex_lock(&p->lock);
+        pthread_cond_signal(&p->done);
+        pthread_mutex_unlock(&p->lock);
     }
 }
 
-static int has_task(uint64_t ticket) {
-    return (ticket & ((1u << INDEX_BITS) - 1)) <
-           ((ticket >> INDEX_BITS) & ((1u << COUNT_BITS) - 1));
+/* Runs tasks until no share has any left. */
+static void work_off(pool *p, int thread) {
+    int finished = 0;
+    for (int i = 0; i < p->threads;) {
+        int owner = (thread + i) % p->threads;
+        uint64_t word, index;
+        if (!take(&p->shares[owner], i == 0, &word, &index)) {
+            i++;
+            continue;
+        }
+        const phase *now = &p->phases[(word >> (2 * INDEX_BITS)) % RING];
+        now->run(now->argument, (int)index, thread);
+        finished++;
+        if (i == 0) continue;
+        /* Once this is reported a new phase may begin, and then one's own share comes first. */
+        finish(p, thread, finished);
+        finished = 0;
+        i = 0;
+    }
+    finish(p, thread, finished);
+}
+
+static int has_task(pool *p) {
+    for (int i = 0; i < p->threads; i++) {
+        uint64_t word = atomic_load_explicit(&p->shares[i].word, memory_order_relaxed);
+        if (next_of(word) < end_of(word)) return 1;
+    }
+    return 0;
 }
 
 static void sleep_for_work(pool *p) {
     pthread_mutex_lock(&p->lock);
     atomic_fetch_add(&p->sleepers, 1);
-    while (!has_task(atomic_load(&p->ticket)) && !atomic_load(&p->stopping))
-        pthread_cond_wait(&p->work, &p->lock);
+    while (!has_task(p) && !atomic_load(&p->stopping)) pthread_cond_wait(&p->work, &p->lock);
     atomic_fetch_sub(&p->sleepers, 1);
     pthread_mutex_unlock(&p->lock);
 }
@@ -89,7 +128,7 @@ static void *worker_main(void *argument) {
     pool *p = start.p;
     while (!atomic_load_explicit(&p->stopping, memory_order_acquire)) {
         int spins = 0;
-        while (!has_task(atomic_load_explicit(&p->ticket, memory_order_relaxed)) && spins < SPINS) {
+        while (!has_task(p) && spins < SPINS) {
             relax();
             spins++;
         }
@@ -121,9 +160,12 @@ void pool_run(pool *p, task_fn run, void *argument, int count) {
     p->epoch++;
     p->phases[p->epoch % RING] = (phase){run, argument};
     atomic_store_explicit(&p->remaining, count, memory_order_relaxed);
-    uint64_t ticket = ((p->epoch & 0xffff) << (INDEX_BITS + COUNT_BITS)) |
-                      ((uint64_t)count << INDEX_BITS);
-    atomic_store(&p->ticket, ticket);
+    /* The caller's share last: the others can start while it still publishes. */
+    for (int i = p->threads - 1; i >= 0; i--) {
+        uint64_t first = (uint64_t)count * (uint64_t)i / (uint64_t)p->threads;
+        uint64_t end = (uint64_t)count * (uint64_t)(i + 1) / (uint64_t)p->threads;
+        atomic_store(&p->shares[i].word, share_word(p->epoch, end, first));
+    }
     if (atomic_load(&p->sleepers) > 0) {
         pthread_mutex_lock(&p->lock);
         pthread_cond_broadcast(&p->work);
@@ -135,26 +177,49 @@ void pool_run(pool *p, task_fn run, void *argument, int count) {
 
 int pool_threads(const pool *p) { return p->threads; }
 
+static int start_worker(pool *p, int number) {
+    worker_start *start = malloc(sizeof *start);
+    if (!start) return 0;
+    *start = (worker_start){p, number};
+    if (pthread_create(&p->workers[number], NULL, worker_main, start) == 0) return 1;
+    free(start);
+    return 0;
+}
+
+static void stop_workers(pool *p, int started) {
+    pthread_mutex_lock(&p->lock);
+    atomic_store(&p->stopping, 1);
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 1; i < started; i++) pthread_join(p->workers[i], NULL);
+}
+
+static void release(pool *p) {
+    free(p->workers);
+    free(p->shares);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->work);
+    pthread_cond_destroy(&p->done);
+    free(p);
+}
+
 pool *pool_create(int threads) {
-    pool *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
+    pool *p = aligned_alloc(LINE, (sizeof *p + LINE - 1) / LINE * LINE);
     if (!p) return NULL;
-    *p = (pool){.threads = 1};
+    *p = (pool){.threads = threads};
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->done, NULL);
     p->workers = calloc((size_t)threads, sizeof *p->workers);
-    while (p->workers && p->threads < threads) {
-        worker_start *start = malloc(sizeof *start);
-        if (!start) break;
-        *start = (worker_start){p, p->threads};
-        if (pthread_create(&p->workers[p->threads], NULL, worker_main, start) != 0) {
-            free(start);
-            break;
-        }
-        p->threads++;
+    p->shares = aligned_alloc(LINE, (size_t)threads * sizeof *p->shares);
+    int started = 1;
+    if (p->workers && p->shares) {
+        for (int i = 0; i < threads; i++) atomic_init(&p->shares[i].word, 0);
+        while (started < threads && start_worker(p, started)) started++;
     }
-    if (!p->workers || p->threads < threads) {
-        pool_destroy(p);
+    if (!p->workers || !p->shares || started < threads) {
+        stop_workers(p, started);
+        release(p);
         return NULL;
     }
     return p;
@@ -162,14 +227,6 @@ pool *pool_create(int threads) {
 
 void pool_destroy(pool *p) {
     if (!p) return;
-    pthread_mutex_lock(&p->lock);
-    atomic_store(&p->stopping, 1);
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
-    for (int i = 1; i < p->threads; i++) pthread_join(p->workers[i], NULL);
-    free(p->workers);
-    pthread_mutex_destroy(&p->lock);
-    pthread_cond_destroy(&p->work);
-    pthread_cond_destroy(&p->done);
-    free(p);
+    stop_workers(p, p->threads);
+    release(p);
 }

@@ -1,7 +1,8 @@
 /* A small thread pool for phases of a few microseconds.
  *
- * The calling thread publishes a phase of numbered tasks and works on it too; whoever is free takes
- * the next number, so a thread that lost its core for a while delays only the task it holds.
+ * The calling thread publishes a phase of numbered tasks and works on it too. Every thread starts
+ * with its own contiguous share, in order, so that weights stream; who is done takes tasks from the
+ * far end of another's share, so a thread that lost its core delays only the task it holds.
  * Between phases threads spin for some tens of microseconds and then sleep, so an idle engine burns
  * no CPU. Which thread runs a task must never change a result. */
 #ifndef IGN_POOL_H

@@ -30,6 +30,12 @@ enum {
     MAX_INPUT = (FFN > HIDDEN ? (FFN > ATTENTION_WIDTH ? FFN : ATTENTION_WIDTH)
                               : (HIDDEN > ATTENTION_WIDTH ? HIDDEN : ATTENTION_WIDTH)),
 
+#ifdef IGN_FLOAT32
+    KV_BYTES = 4, /* of one cached key or value element */
+#else
+    KV_BYTES = 2,
+#endif
+
     SPAN = 64,  /* cached positions that attention handles at once, aligned to absolute positions */
 
     MAX_TOP = 20,   /* alternatives reported per token */

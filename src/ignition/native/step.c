@@ -24,6 +24,7 @@ typedef struct {
     int units;
     int tiles;
     attention_tile *tile_list;
+    int heads_per_unit; /* key/value heads that one attention task handles */
     int head_first; /* run_head: first hidden row, and how many */
     int head_count;
 } step;
@@ -266,8 +267,10 @@ static void gate_task(void *argument, int index, int thread) {
 
 static void attention_task(void *argument, int index, int thread) {
     step *s = argument;
+    int parts = KV_HEADS / s->heads_per_unit;
     FOR_UNITS(s, index, u)
-    attend(s->m, s->index, s->tile_list + u / KV_HEADS, u % KV_HEADS, (float *)arena(s, thread));
+    attend(s->m, s->index, s->tile_list + u / parts, u % parts * s->heads_per_unit,
+           s->heads_per_unit, (float *)arena(s, thread));
 }
 
 static void list_tiles(step *s, attention_tile *list) {
@@ -283,15 +286,19 @@ static void list_tiles(step *s, attention_tile *list) {
         list[s->tiles++] = (attention_tile){b->rows[t], t, tokens};
         t += tokens;
     }
+    /* Reading all heads of a position together streams memory best, but few tiles would leave
+     * threads idle. */
+    int is_enough = s->tiles >= 2 * pool_threads(s->m->pool) || pool_threads(s->m->pool) == 1;
+    s->heads_per_unit = is_enough ? KV_HEADS : 1;
 }
 
 static void run_layer(step *s) {
     const matrix *w = s->layer->weights;
-    int tiles = s->tiles * KV_HEADS;
+    int units = s->tiles * (KV_HEADS / s->heads_per_unit);
     run_rows(s, attention_norm_task);
     run_phase(s, qkv_task, pairs_of(w + MATRIX_Q) + 2 * pairs_of(w + MATRIX_K), 6);
     run_rows(s, rotate_task);
-    run_phase(s, attention_task, tiles, tiles);
+    run_phase(s, attention_task, units, units);
 #ifndef IGN_FLOAT32
     run_rows(s, quantise_attention_task);
 #endif

@@ -17,7 +17,20 @@ INLINE __m256i broadcast4(const int8_t *p) {
     return _mm256_set1_epi32(four);
 }
 
+/* Pins a running sum to a register. Without it the compiler reorders the exact integer sums into
+ * trees whose many terms do not fit the registers, and spends its time spilling them. */
+#define PIN(v) __asm__("" : "+x"(v))
+
 INLINE __m256i load32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
+/* Weights stream from memory once per step and a core waits for them, so lines are requested this
+ * far ahead. Reading past the end of a matrix is harmless: a prefetch never faults. */
+enum { AHEAD = 8192 };
+
+/* Requests the lines of `bytes` weight bytes that follow `p` at the prefetch distance. */
+INLINE void fetch_ahead(const uint8_t *p, const int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)p + AHEAD + i, _MM_HINT_T0);
+}
 
 /* Adds a block's contribution: minimum * (scale * sum) + (step * scale) * dot. */
 INLINE f8 add_q4_block(f8 acc, __m256i dot16, f8 step, f8 minimum, float scale, float sum) {
@@ -35,6 +48,7 @@ INLINE void tile_q4_direct(const uint8_t *panel, int blocks, const rows_in *x, f
     for (int r = 0; r < R; r++) acc[r] = f8_set(0);
     for (int g = 0; g < blocks; g++) {
         __m256i dot[6];
+        fetch_ahead(panel + g * (Q4_CODE_BYTES + Q4_SCALE_BYTES), Q4_CODE_BYTES + Q4_SCALE_BYTES);
         for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
@@ -47,6 +61,7 @@ INLINE void tile_q4_direct(const uint8_t *panel, int blocks, const rows_in *x, f
                 __m256i a = _mm256_maddubs_epi16(even, broadcast4(q));
                 __m256i b = _mm256_maddubs_epi16(odd, broadcast4(q + 4));
                 dot[r] = _mm256_add_epi16(dot[r], _mm256_add_epi16(a, b));
+                PIN(dot[r]);
             }
         }
         f8 step = f8_load_half((const uint16_t *)(scales + g * Q4_SCALE_BYTES));
@@ -64,6 +79,7 @@ INLINE void expand_q4(const uint8_t *panel, int blocks, expanded *e) {
     const __m256i low = _mm256_set1_epi8(15);
     const uint8_t *scales = panel + (size_t)blocks * Q4_CODE_BYTES;
     for (int g = 0; g < blocks; g++) {
+        fetch_ahead(panel + g * (Q4_CODE_BYTES + Q4_SCALE_BYTES), Q4_CODE_BYTES + Q4_SCALE_BYTES);
         for (int j = 0; j < 4; j++) {
             __m256i raw = load32(panel + g * Q4_CODE_BYTES + 32 * j);
             uint8_t *to = e->codes + g * 256 + 64 * j;
@@ -97,6 +113,7 @@ INLINE void tile_q4_expanded(const expanded *e, int blocks, const rows_in *x, fl
                 for (int p = 0; p < P; p++) {
                     __m256i product = _mm256_maddubs_epi16(w[p], q);
                     dot[p][r] = j == 0 ? product : _mm256_add_epi16(dot[p][r], product);
+                    PIN(dot[p][r]);
                 }
             }
         }
@@ -122,6 +139,7 @@ INLINE void tile_q8(const uint8_t *panel, int blocks, const rows_in *x, float *o
     for (int r = 0; r < R; r++) acc[r] = f8_set(0);
     for (int g = 0; g < blocks; g++) {
         __m256i dot[4];
+        fetch_ahead(panel + g * (Q8_CODE_BYTES + Q8_SCALE_BYTES), Q8_CODE_BYTES + Q8_SCALE_BYTES);
         for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
@@ -133,6 +151,7 @@ INLINE void tile_q8(const uint8_t *panel, int blocks, const rows_in *x, float *o
                     broadcast4(x->codes + (size_t)r * x->code_stride + g * BLOCK + 4 * j);
                 __m256i product = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(q, w));
                 dot[r] = _mm256_add_epi32(dot[r], _mm256_madd_epi16(product, ones));
+                PIN(dot[r]);
             }
         }
         f8 step = f8_load_half(scales + g * LANES);

@@ -53,8 +53,8 @@ class ReplayError(RuntimeError):
 class NativeModel:
     """Every program of a catalog in native code, over one serving state.
 
-    `arrays` is what `ignition.native.pack.pack` returned (possibly mapped from disk); it and the
-    state are kept alive. Raises NativeLibraryError when library, arrays and state do not fit
+    `arrays` is what `ignition.native.pack.pack` returned (possibly mapped from disk). The weights
+    are copied to memory with large pages; the state is kept alive. Raises NativeLibraryError when library, arrays and state do not fit
     together, and when memory or threads cannot be had.
     """
 
@@ -77,11 +77,11 @@ class NativeModel:
         self.state = state
         self.library = open_library(library, geometry, pool)
         _check_state(state, pool, is_float32=is_float32(self.library))
-        self._arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         self._tables = rotary_tables(geometry, pool.context_length_tokens)
-        self.handle = self._create(threads)
+        weight_bytes = sum(-(-array.nbytes // 64) * 64 for array in arrays.values())
+        self.handle = self._create(threads, weight_bytes)
         self._finalizer = weakref.finalize(self, self.library.ign_destroy, self.handle)
-        self._set_weights()
+        self._set_weights({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         self.programs = tuple(NativeProgram(self, graph) for graph in catalog.graphs)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class NativeModel:
         table = np.ctypeslib.as_array(pointer, shape=(rows, width.value))
         return table[:, : self.geometry.vocabulary_size]
 
-    def _create(self, threads: int) -> int:
+    def _create(self, threads: int, weight_bytes: int) -> int:
         graphs = self.catalog.graphs
         tokens = max(graph.token_capacity for graph in graphs)
         rows = max(graph.batch_capacity for graph in graphs)
@@ -105,6 +105,7 @@ class NativeModel:
             threads,
             tokens,
             rows,
+            weight_bytes,
             self.geometry.rms_epsilon,
             cosines.ctypes.data,
             sines.ctypes.data,
@@ -115,26 +116,31 @@ class NativeModel:
             )
         return int(handle)
 
-    def _set_weights(self) -> None:
+    def _set_weights(self, arrays: Mapping[str, Array]) -> None:
+        """Copy the weights in the order in which a step reads them."""
         hidden = self.geometry.hidden_size
         vocabulary = self.geometry.vocabulary_size
-        head = "embed" if self.geometry.tied_embeddings else "head"
-        self._set_matrix(0, _EMBEDDING, "embed", vocabulary, hidden)
-        self._set_matrix(0, _HEAD, head, vocabulary, hidden)
-        self._set_vector(0, _FINAL_NORM, "norm", hidden)
         for layer in range(self.geometry.layer_count):
-            for which, name in enumerate(MATRICES):
-                rows, inputs = _matrix_shape(self.geometry, name)
-                self._set_matrix(layer, which, f"layers.{layer}.{name}", rows, inputs)
             for which, name in enumerate(VECTORS):
                 size = _vector_size(self.geometry, name)
                 if size:
-                    self._set_vector(layer, which, f"layers.{layer}.{name}", size)
+                    self._set_vector(arrays, layer, which, f"layers.{layer}.{name}", size)
+            for which, name in enumerate(MATRICES):
+                shape = _matrix_shape(self.geometry, name)
+                self._set_matrix(arrays, layer, which, f"layers.{layer}.{name}", shape)
+        self._set_vector(arrays, 0, _FINAL_NORM, "norm", hidden)
+        self._set_matrix(arrays, 0, _EMBEDDING, "embed", (vocabulary, hidden))
+        if self.geometry.tied_embeddings:
+            self.library.ign_tie_head(self.handle)
+        else:
+            self._set_matrix(arrays, 0, _HEAD, "head", (vocabulary, hidden))
 
-    def _set_matrix(self, layer: int, which: int, name: str, rows: int, inputs: int) -> None:
-        inputs = -(-inputs // 32) * 32
+    def _set_matrix(
+        self, arrays: Mapping[str, Array], layer: int, which: int, name: str, of: tuple[int, int]
+    ) -> None:
+        rows, inputs = of[0], -(-of[1] // 32) * 32
         for kind, number in _KIND_NUMBERS.items():
-            array = self._arrays.get(f"{name}.{kind}")
+            array = arrays.get(f"{name}.{kind}")
             if array is None:
                 continue
             if (kind == "f32") != is_float32(self.library):
@@ -149,15 +155,17 @@ class NativeModel:
             return
         raise NativeLibraryError(f"the package has no weights {name}")
 
-    def _set_vector(self, layer: int, which: int, name: str, size: int) -> None:
-        array = self._arrays.get(name)
+    def _set_vector(
+        self, arrays: Mapping[str, Array], layer: int, which: int, name: str, size: int
+    ) -> None:
+        array = arrays.get(name)
         if array is None:
             raise NativeLibraryError(f"the package has no weights {name}")
         if array.shape != (size,) or array.dtype != np.float32:
             raise NativeLibraryError(
                 f"{name} is {array.dtype} {array.shape}, expected float32 ({size},)"
             )
-        self.library.ign_set_vector(self.handle, layer, which, array.ctypes.data)
+        self.library.ign_set_vector(self.handle, layer, which, size, array.ctypes.data)
 
 
 _BLOCK_BYTES: Final = {"q4": 160, "q8": 272, "f32": 1024}

@@ -144,13 +144,16 @@ def _check_shape(path: Path, words: list[int], geometry: ModelGeometry, pool: Po
 def _declare(library: ctypes.CDLL) -> None:
     pointer, int32 = ctypes.c_void_p, ctypes.c_int32
     library.ign_create.restype = pointer
-    library.ign_create.argtypes = [pointer, int32, int32, int32, ctypes.c_float, pointer, pointer]
+    sizes = (int32, int32, int32, ctypes.c_int64, ctypes.c_float)
+    library.ign_create.argtypes = (pointer, *sizes, pointer, pointer)
     library.ign_destroy.restype = None
     library.ign_destroy.argtypes = [pointer]
     library.ign_set_matrix.restype = None
     library.ign_set_matrix.argtypes = [pointer, int32, int32, int32, int32, int32, pointer]
     library.ign_set_vector.restype = None
-    library.ign_set_vector.argtypes = [pointer, int32, int32, pointer]
+    library.ign_set_vector.argtypes = [pointer, int32, int32, int32, pointer]
+    library.ign_tie_head.restype = None
+    library.ign_tie_head.argtypes = [pointer]
     library.ign_decode.restype = int32
     library.ign_decode.argtypes = [pointer, int32, pointer, pointer]
     library.ign_prefill.restype = None
