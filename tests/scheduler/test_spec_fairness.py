@@ -111,16 +111,20 @@ def test_a_light_stream_among_heavy_ones_is_served() -> None:
     """A weight scales fairness; it does not exclude anybody (decisions, section 5)."""
     world = measured_world(rows=4, prefills=(64, 512))
     world.model = world.model.with_duration("decode-b4", 30.0)
-    world.admit("light", 64, weight=0.25)
+    world.admit("light", 64, weight=0.5)
     for index in range(3):
-        world.admit(f"heavy{index}", 64, weight=4.0)
-    world.run(600)
+        world.admit(f"heavy{index}", 64, weight=2.0)
+    world.run(1200)
     light = len(world.streams["light"].tokens)
     assert 10 < light < len(world.streams["heavy0"].tokens)
 
 
-def test_one_heavy_arrival_burst_does_not_stop_decoding() -> None:
-    """No kind has precedence: running streams move during a burst of long prompts (case 1)."""
+def test_a_burst_of_long_prompts_does_not_stop_decoding() -> None:
+    """No kind has precedence: running streams move while twelve long prompts arrive (report 1).
+
+    The prompts alone take 12 x 90 ms. With precedence for prefill the streams would stand still for
+    all of it; here they move before half of it has passed, and again and again after that.
+    """
     world = measured_world(rows=16)
     for index in range(4):
         world.admit(f"s{index}", 64)
@@ -128,9 +132,12 @@ def test_one_heavy_arrival_burst_does_not_stop_decoding() -> None:
     for index in range(12):
         world.admit(f"long{index}", 4096, 4)
     start = {i: len(world.streams[f"s{i}"].tokens) for i in range(4)}
-    world.run_until(world.now_ns / MS + 1000.0)
-    assert all(len(world.streams[f"s{i}"].tokens) - start[i] >= 10 for i in range(4))
-    assert sum(world.streams[f"long{i}"].consumed for i in range(12)) >= 4096
+    world.run_until(world.now_ns / MS + 1080.0)
+    for index in range(4):
+        stream = world.streams[f"s{index}"]
+        assert max(stream.gaps_ms) < 540.0
+        assert len(stream.tokens) - start[index] >= 4
+    assert sum(world.streams[f"long{i}"].consumed for i in range(12)) >= 8 * 4096
 
 
 def test_load_below_capacity_keeps_the_backlog_bounded() -> None:
@@ -152,7 +159,7 @@ def test_load_below_capacity_keeps_the_backlog_bounded() -> None:
     streams = world.streams.values()
     assert all(len(stream.tokens) == 30 for stream in streams)
     assert max(max(stream.gaps_ms) for stream in streams) < 150.0
-    assert max(stream.first_output_ms for stream in streams) < 150.0
+    assert max(stream.first_output_ms for stream in streams) < 400.0
 
 
 @pytest.mark.parametrize("gap_ms", [0.0, 1.0, 2.0, 4.0, 8.0])
