@@ -11,75 +11,93 @@ import argparse
 import asyncio
 import itertools
 import json
-import threading
-from dataclasses import dataclass, field
 
 import numpy as np
 import openvino
 import openvino_genai
 
 
-@dataclass
 class Call:
-    """One streaming completion."""
+    """One streaming completion; text is written as soon as a step has produced it."""
 
-    tokens: asyncio.Queue[list[int]]
-    handle: object = None
-    gone: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, body: dict, writer: asyncio.StreamWriter) -> None:
+        self.prompt, self.max_tokens = body["prompt"], body["max_tokens"]
+        self.handle, self.count, self.gone = None, 0, False
+        self.done = asyncio.Event()
+        self._writer = writer
+
+    def deliver(self, ids: list[int], text: str) -> None:
+        self.count += len(ids)
+        # A token without visible text would hide that it was delivered.
+        self._writer.write(_event({"choices": [{"text": text or "\ufffd"}]}))
+
+    def end(self) -> None:
+        usage = {"prompt_tokens": len(self.prompt), "completion_tokens": self.count}
+        self._writer.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        self.done.set()
 
 
-class Stepper(threading.Thread):
-    """Owns the pipeline: adds requests between steps and hands out what each step produced."""
+class Stepper:
+    """Owns the pipeline: adds requests between steps and hands out what each step produced.
 
-    def __init__(self, pipeline: object, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(daemon=True)
-        self._pipeline, self._loop = pipeline, loop
-        self._wake = threading.Condition()
-        self._waiting: list[tuple[Call, list[int], int]] = []
+    A step holds the interpreter lock, so steps and connections share one thread: on another one
+    the connections would hardly ever run.
+    """
+
+    def __init__(self, pipeline: object) -> None:
+        self._pipeline, self._tokenizer = pipeline, pipeline.get_tokenizer()
+        self._waiting: list[Call] = []
         self._calls: list[Call] = []
         self._ids = itertools.count()
+        self._work = asyncio.Event()
 
-    def submit(self, call: Call, prompt: list[int], max_tokens: int) -> None:
-        with self._wake:
-            self._waiting.append((call, prompt, max_tokens))
-            self._wake.notify()
+    def submit(self, call: Call) -> None:
+        self._waiting.append(call)
+        self._work.set()
 
-    def run(self) -> None:
+    async def run(self) -> None:
         while True:
-            with self._wake:
-                while not self._waiting and not self._calls:
-                    self._wake.wait()
-                arrivals, self._waiting = self._waiting, []
-            for call, prompt, max_tokens in arrivals:
-                config = openvino_genai.GenerationConfig()
-                config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
-                ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
-                call.handle = self._pipeline.add_request(next(self._ids), ids, config)
-                self._calls.append(call)
-            self._step()
-
-    def _step(self) -> None:
-        self._pipeline.step()
-        for call in [*self._calls]:
-            handle = call.handle
-            if call.gone.is_set():
-                handle.stop() if hasattr(handle, "stop") else handle.drop()
-                self._calls.remove(call)
+            # Reading one request takes a few turns of the event loop.
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if not self._waiting and not self._calls:
+                self._work.clear()
+                await self._work.wait()
                 continue
-            while handle.can_read():
-                for output in handle.read().values():
-                    ids = list(output.generated_ids)
-                    self._loop.call_soon_threadsafe(call.tokens.put_nowait, ids)
-            if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
-                self._loop.call_soon_threadsafe(call.tokens.put_nowait, [])
-                self._calls.remove(call)
+            self._add()
+            self._pipeline.step()
+            self._calls = [call for call in self._calls if self._advance(call)]
+
+    def _add(self) -> None:
+        for call in self._waiting:
+            config = openvino_genai.GenerationConfig()
+            config.max_new_tokens = call.max_tokens
+            config.ignore_eos, config.do_sample = True, False
+            ids = openvino.Tensor(np.array([call.prompt], dtype=np.int64))
+            call.handle = self._pipeline.add_request(next(self._ids), ids, config)
+            self._calls.append(call)
+        self._waiting.clear()
+
+    def _advance(self, call: Call) -> bool:
+        """Hand out new tokens; whether the call goes on."""
+        if call.gone:
+            call.handle.stop()
+            return False
+        while call.handle.can_read():
+            for output in call.handle.read().values():
+                ids = list(output.generated_ids)
+                call.deliver(ids, self._tokenizer.decode(ids))
+        if call.handle.get_status() == openvino_genai.GenerationStatus.RUNNING:
+            return True
+        call.end()
+        return False
 
 
 class Front:
     """Answers GET /health, GET /v1/models and streaming POST /v1/completions by token ids."""
 
-    def __init__(self, stepper: Stepper, tokenizer: object) -> None:
-        self._stepper, self._tokenizer = stepper, tokenizer
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -89,10 +107,8 @@ class Front:
                 await self._complete(json.loads(await reader.readexactly(length)), reader, writer)
             else:
                 body = json.dumps({"data": [{"id": "openvino"}]}).encode()
-                lines = (
-                    f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-                )
-                writer.write(lines.encode() + body)
+                status = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n"
+                writer.write(status.encode() + b"Connection: close\r\n\r\n" + body)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -102,21 +118,15 @@ class Front:
     async def _complete(
         self, body: dict, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        call, count = Call(asyncio.Queue()), 0
-        hangup = asyncio.create_task(reader.read(1))
-        hangup.add_done_callback(lambda _: call.gone.set())
-        self._stepper.submit(call, body["prompt"], body["max_tokens"])
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-        while ids := await call.tokens.get():
-            count += len(ids)
-            # A token without visible text would hide that it was delivered.
-            text = self._tokenizer.decode(ids) or "\ufffd"
-            writer.write(_event({"choices": [{"text": text, "finish_reason": None}]}))
-            await writer.drain()
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
-        writer.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
-        await writer.drain()
-        hangup.cancel()
+        call = Call(body, writer)
+        self._stepper.submit(call)
+        ended = asyncio.create_task(call.done.wait())
+        hangup = asyncio.create_task(reader.read(1))
+        await asyncio.wait({ended, hangup}, return_when=asyncio.FIRST_COMPLETED)
+        call.gone = not call.done.is_set()
+        for task in (ended, hangup):
+            task.cancel()
 
 
 def _event(payload: dict) -> bytes:
@@ -133,12 +143,11 @@ async def serve(options: argparse.Namespace) -> None:
     pipeline = openvino_genai.ContinuousBatchingPipeline(
         options.model, scheduler, "CPU", properties
     )
-    stepper = Stepper(pipeline, asyncio.get_running_loop())
-    stepper.start()
-    front = Front(stepper, pipeline.get_tokenizer())
+    stepper = Stepper(pipeline)
+    front = Front(stepper)
     server = await asyncio.start_server(front.handle, "127.0.0.1", options.port)
     async with server:
-        await server.serve_forever()
+        await stepper.run()
 
 
 def main() -> None:
