@@ -37,8 +37,8 @@ class PolicyConfig:
     """Service-price adaptation time (tau)."""
     estimate_ttl_ns: int = 30_000_000_000
     """How long a duration estimate stays fresh without a valid observation."""
-    arrival_shares: float = 1.0
-    """A newcomer's normalised token price, in shares of 1/N of the machine."""
+    arrival_shares: float = 2.0
+    """A newcomer's token price, in multiples of that of 1/N of the machine (decision 0004)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
