@@ -61,6 +61,11 @@ ArrivalShares = Annotated[
     ),
 ]
 
+PrefillWeight = Annotated[
+    float | None,
+    _field("--scheduler-prefill-weight", "Weight of a request while its prompt is consumed."),
+]
+
 
 def policy_of(
     preset: Preset,

@@ -38,6 +38,7 @@ from flare.policy_options import (
     DeliveryFairness,
     EstimateTtlMs,
     OutputTokenValue,
+    PrefillWeight,
     PresetOption,
     TerminalAgePrice,
     TerminalValue,
@@ -112,6 +113,7 @@ def run(
     adaptation_ms: AdaptationMs = None,
     estimate_ttl_ms: EstimateTtlMs = None,
     arrival_shares: ArrivalShares = None,
+    prefill_weight: PrefillWeight = None,
 ) -> None:
     """Serve a model over the OpenAI API; fetches and prepares what is missing.
 
@@ -131,6 +133,7 @@ def run(
         terminal_age_price=terminal_age_price,
         adaptation_ms=adaptation_ms,
         arrival_shares=arrival_shares,
+        prefill_weight=prefill_weight,
     )
     request = package_request(
         backend=backend,
@@ -154,8 +157,16 @@ def run(
     # A port that is taken must be told now, not after minutes of preparing.
     with bind(host, port) as listener:
         directory, manifest = _package(model, request)
-        _announce(manifest, f"http://{host}:{listener.getsockname()[1]}", trace, api_key)
-        serve_package(directory, manifest, listener, options)
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        _announce(manifest, url, trace)
+        name = served_model_name[0] if served_model_name else manifest.model.name
+        serve_package(
+            directory,
+            manifest,
+            listener,
+            options,
+            on_ready=lambda took_s: _announce_ready(name, url, api_key, took_s),
+        )
 
 
 def _server_config(
@@ -191,22 +202,30 @@ def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     return directory, manifest
 
 
-def _announce(manifest: Manifest, url: str, trace: Path | None, api_key: str | None) -> None:
-    key = " -H 'Authorization: Bearer ...'" if api_key else ""
-    body = f'{{"model":"{manifest.model.name}","messages":[{{"role":"user","content":"Hello"}}]}}'
-    served = f"{manifest.precision} on {manifest.backend} programs"
-    call = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:
+    threads = manifest.machine.threads
     lines = [
-        f"[bold]{manifest.model.name}[/bold] in {served}, {manifest.machine.threads} threads",
+        f"[bold]{escape(manifest.model.name)}[/bold] in {manifest.precision} "
+        f"on {manifest.backend} programs, {threads} threads",
         capacity_line(manifest),
         f"programs: {catalog_line(tuple(graph.name for graph in manifest.graphs))}",
-        *([f"trace: {trace}"] if trace else []),
-        f"serving on [bold]{url}[/bold] (Ctrl-C stops); try",
-        f"  {escape(call)}",
+        *([f"trace: {escape(str(trace))}"] if trace else []),
+        f"opening on {url} ...",
     ]
     console = notices()
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _announce_ready(model: str, url: str, api_key: str | None, took_s: float) -> None:
+    key = " -H 'Authorization: Bearer ...'" if api_key else ""
+    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello"}}]}}'
+    call = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    console = notices()
+    console.print(
+        f"ready in {took_s:.1f} s: [bold]{url}[/bold] (Ctrl-C stops); try", soft_wrap=True
+    )
+    console.print(f"  {escape(call)}", soft_wrap=True)
 
 
 def _log_to_terminal(log_requests: bool) -> None:

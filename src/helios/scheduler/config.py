@@ -11,7 +11,7 @@ import math
 
 from helios.scheduler.errors import InvalidPolicyError
 
-_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares")
+_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares", "prefill_weight")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,9 @@ class PolicyConfig:
     """How long a duration estimate stays fresh without a valid observation."""
     arrival_shares: float = 2.0
     """A newcomer's token price, in multiples of that of 1/N of the machine (decision 0004)."""
+
+    prefill_weight: float = 1.0
+    """Multiplies a request's weight on its tokens while its prompt is consumed (decision 0005)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

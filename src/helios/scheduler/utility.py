@@ -161,6 +161,7 @@ def _log_scale(view: View) -> tuple[float, bool]:
     for group in (view.decoders, view.prefilling, view.initializing):
         for request in group:
             weight = max(weight, request.weight)
+    weight *= max(1.0, policy.prefill_weight)
     token = max(max(view.token_prices, default=0.0), max(view.prompt_prices.values(), default=0.0))
     delivery = max(view.delivery_prices, default=0.0)
     # An age credit is at most c * sigma * (A + T), and sigma is at most 64 durations.
@@ -258,8 +259,10 @@ class Prompt(NamedTuple):
 def prompts_of(view: View, units: Units, requests: list[Request]) -> list[Prompt]:
     """Price the prompts of `requests`; a finishing prompt earns no delivery."""
     prompts = []
+    prefill_weight = view.policy.prefill_weight
     for request in requests:
-        token = units.priced(units.token_fairness, request.weight, view.prompt_prices[request])
+        weight = request.weight * prefill_weight
+        token = units.priced(units.token_fairness, weight, view.prompt_prices[request])
         output = units.output_token + token if request.max_output else 0.0
         prompts.append(
             Prompt(request, request.remaining_prompt, units.prompt_token + token, output)
