@@ -17,7 +17,8 @@ import jinja2
 import numpy as np
 
 from helios.runtime.provenance import code_points, fold, mark_tree, unmark
-from helios.runtime.sandbox import TemplateEnvironment, TemplateError, rendering
+from helios.runtime.sandbox import TemplateEnvironment
+from helios.runtime.template_limits import TemplateError, rendering
 
 __all__ = ["ChatTemplate", "RenderedChat", "TemplateError"]
 
