@@ -77,7 +77,7 @@ def resolve(text: str) -> ModelSource:
     if text in KNOWN_MODELS:
         return ModelSource(kind=SourceKind.KNOWN, location=text, name=text)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text.strip() and path.is_dir():
         return _local(SourceKind.DIRECTORY, path, path.resolve().name)
     if path.is_file():
         kinds = {".gguf": SourceKind.GGUF, ".whl": SourceKind.WHEEL}
