@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from helios.engine.manifest import Manifest
@@ -63,14 +65,25 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
 
 
 def serve_package(
-    directory: Path, manifest: Manifest, listener: socket.socket, options: ServingOptions
+    directory: Path,
+    manifest: Manifest,
+    listener: socket.socket,
+    options: ServingOptions,
+    *,
+    on_ready: Callable[[float], None],
 ) -> None:
     """Serve a package on a bound socket until a signal asks to stop.
 
-    The engine runs in its own process. Raises EngineStartError with that process's reason, and
-    TextError.
+    The engine runs in its own process; `on_ready` is told the seconds that its start took. Raises
+    EngineStartError with that process's reason, and TextError.
     """
     settings = engine_settings(directory, manifest, options)
     backend = StartingBackend(functools.partial(EngineClient.start, settings))
     app = create_app(backend, TextModel.open(directory, manifest.tokenizer), options.server)
-    run(app, listener, drain_timeout_s=options.drain_timeout_s, on_start=backend.start)
+
+    async def start() -> None:
+        begin = time.monotonic()
+        await backend.start()
+        on_ready(time.monotonic() - begin)
+
+    run(app, listener, drain_timeout_s=options.drain_timeout_s, on_start=start)

@@ -14,7 +14,7 @@ from ignition.checkpoint_errors import CheckpointError
 from ignition.fetch import FetchError
 from ignition.native.build import NativeBuildError
 from ignition.native.pack import PackError
-from ignition.package_errors import PackageError
+from ignition.package_errors import CudaUnavailableError, PackageError
 from ignition.sources import SourceError
 
 _EXPECTED = (
@@ -26,6 +26,7 @@ _EXPECTED = (
     AddressError,
     CapacityError,
     CheckpointError,
+    CudaUnavailableError,
     NativeBuildError,
     PackError,
     PackageError,

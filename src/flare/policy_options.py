@@ -61,9 +61,12 @@ ArrivalShares = Annotated[
     ),
 ]
 
-PrefillWeight = Annotated[
+PrefillBalance = Annotated[
     float | None,
-    _field("--scheduler-prefill-weight", "Weight of a request while its prompt is consumed."),
+    _field(
+        "--scheduler-prefill-balance",
+        "Weight of all prompts together, in multiples of all running streams.",
+    ),
 ]
 
 

@@ -20,7 +20,7 @@ from helios.engine.ports import PreparedProgram
 from helios.scheduler import Catalog, InvalidCatalogError, ResourceConfig
 from ignition.capacity import resources_of
 from ignition.geometry import ModelGeometry, PoolGeometry
-from ignition.package_errors import PackageError
+from ignition.package_errors import CudaUnavailableError, PackageError
 from ignition.package_manifest import (
     catalog_of,
     check_files,
@@ -209,11 +209,7 @@ def _open_eager(parts: _Parts) -> Any:
 
 
 def _open_cuda(parts: _Parts) -> Any:
-    from ignition.programs.cuda import (  # noqa: PLC0415 - imports torch.
-        CudaModel,
-        CudaUnavailableError,
-        require_device,
-    )
+    from ignition.programs.cuda import CudaModel, require_device  # noqa: PLC0415 - imports torch.
 
     try:
         require_device()

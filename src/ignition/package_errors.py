@@ -1,4 +1,4 @@
-"""PackageError: a prepared package cannot be written or opened, and which field says so."""
+"""Why a package cannot be written or opened; importing these errors imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class PackageError(Exception):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class CudaUnavailableError(Exception):
+    """There is no GPU that CUDA programs could be captured on."""

@@ -135,7 +135,7 @@ def running(arguments: list[str], log: Path) -> Iterator[tuple[str, subprocess.P
 
 def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
     while process.poll() is None:
-        found = re.search(r"serving on (http://\S+)", log.read_text())
+        found = re.search(r"opening on (http://\S+)", log.read_text())
         if found:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{found[1]}/health", timeout=5).status_code == 200:
@@ -197,6 +197,13 @@ def test_a_package_can_be_written_anywhere_inspected_and_served(
         body = {"model": "tiny", "prompt": "one two", "max_tokens": 3, "ignore_eos": True}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 3, answer
+
+    weights = package / "weights.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(b"\xff" * 64 + content[64:])
+    assert run_command(["run", str(package), "--port", "0"]) == 2
+    assert "weights.safetensors: its content is not what was prepared" in capsys.readouterr().err
+    weights.write_bytes(content)
 
     (package / "tokenizer.json").write_text("{}")
     assert run_command(["inspect", str(package)]) == 2

@@ -16,10 +16,10 @@ from ignition.capacity import CapacityOptions, plan_capacity
 from ignition.geometry import PoolGeometry
 from ignition.models.llama import CUDA_TILING
 from ignition.package import open_package
-from ignition.package_errors import PackageError
+from ignition.package_errors import CudaUnavailableError, PackageError
 from ignition.package_writer import package_directory, write_package
 from ignition.prepare import choose_backend
-from ignition.programs.cuda import CudaModel, CudaUnavailableError, require_device
+from ignition.programs.cuda import CudaModel, require_device
 from ignition.programs.eager import EagerModel
 from ignition.programs.steps import StepContext
 from ignition.sampling_torch import sample_rows

@@ -38,7 +38,7 @@ from flare.policy_options import (
     DeliveryFairness,
     EstimateTtlMs,
     OutputTokenValue,
-    PrefillWeight,
+    PrefillBalance,
     PresetOption,
     TerminalAgePrice,
     TerminalValue,
@@ -113,7 +113,7 @@ def run(
     adaptation_ms: AdaptationMs = None,
     estimate_ttl_ms: EstimateTtlMs = None,
     arrival_shares: ArrivalShares = None,
-    prefill_weight: PrefillWeight = None,
+    prefill_balance: PrefillBalance = None,
 ) -> None:
     """Serve a model over the OpenAI API; fetches and prepares what is missing.
 
@@ -133,7 +133,7 @@ def run(
         terminal_age_price=terminal_age_price,
         adaptation_ms=adaptation_ms,
         arrival_shares=arrival_shares,
-        prefill_weight=prefill_weight,
+        prefill_balance=prefill_balance,
     )
     request = package_request(
         backend=backend,
@@ -203,10 +203,10 @@ def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
 
 
 def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:
-    threads = manifest.machine.threads
+    name, threads = escape(manifest.model.name), manifest.machine.threads
+    served = f"{manifest.precision} on {manifest.backend} programs, {threads} threads"
     lines = [
-        f"[bold]{escape(manifest.model.name)}[/bold] in {manifest.precision} "
-        f"on {manifest.backend} programs, {threads} threads",
+        f"[bold]{name}[/bold] in {served}",
         capacity_line(manifest),
         f"programs: {catalog_line(tuple(graph.name for graph in manifest.graphs))}",
         *([f"trace: {escape(str(trace))}"] if trace else []),

@@ -20,6 +20,7 @@ from helios.engine.ports import Frame, LaneOutput
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.models.llama import CUDA_TILING, LlamaDecoder
+from ignition.package_errors import CudaUnavailableError
 from ignition.programs.buffers import PREFILL_KINDS, allocate_buffers, buffer_specs
 from ignition.programs.eager import block_pages_of
 from ignition.programs.frames import check_frame, load_frame, read_frame
@@ -37,10 +38,6 @@ from ignition.state import ServingState
 ATTENTION_BLOCK_TOKENS: Final = 1024
 _WARM_UPS: Final = 3
 _NS_PER_MS: Final = 1_000_000
-
-
-class CudaUnavailableError(Exception):
-    """There is no GPU that CUDA programs could be captured on."""
 
 
 def require_device() -> torch.device:
