@@ -6,11 +6,15 @@ A control token is taken out of the vocabulary altogether, so no text whatever c
 from __future__ import annotations
 
 import json
-from typing import cast
+from typing import Final, cast
 
 import tokenizers
 
 from helios.runtime.vocabulary import Json, TextError, Vocabulary
+
+_SWALLOWING: Final = ("lstrip", "rstrip", "single_word", "normalized")
+_LOCAL_STEPS: Final = ("ByteLevel", "Digits", "Punctuation", "Split")
+"""Pre-tokenizers that look at nothing beyond the piece they are given."""
 
 
 def plain_tokenizer(tokenizer: Json, vocabulary: Vocabulary, *, file: str) -> tokenizers.Tokenizer:
@@ -46,6 +50,25 @@ def plain_tokenizer(tokenizer: Json, vocabulary: Vocabulary, *, file: str) -> to
         "model": {**model, "vocab": kept, "merges": merges},
     }
     return build_tokenizer(json.dumps(plain), file=file)
+
+
+def encodes_in_pieces(tokenizer: Json) -> bool:
+    """Whether a text encodes as its control tokens and the texts between them do separately.
+
+    Some tokenizers treat the first piece of a text differently, or let control tokens swallow
+    the spaces around them; with those a conversation can only be encoded in one go.
+    """
+    added = cast("list[Json]", tokenizer.get("added_tokens") or [])
+    if any(item.get(flag) for item in added for flag in _SWALLOWING):
+        return False
+    normalizer = cast("Json | None", tokenizer.get("normalizer"))
+    if normalizer is not None and normalizer.get("type") != "NFC":
+        return False
+    first = cast("Json | None", tokenizer.get("pre_tokenizer")) or {}
+    steps = cast("list[Json]", first.get("pretokenizers", [first]))
+    return all(
+        step.get("type") in _LOCAL_STEPS and not step.get("add_prefix_space") for step in steps
+    )
 
 
 def build_tokenizer(tokenizer_json: str, *, file: str) -> tokenizers.Tokenizer:

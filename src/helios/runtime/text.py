@@ -19,7 +19,11 @@ from helios.engine.manifest import TokenizerEntry
 from helios.engine.ports import DetokenizerFactory
 from helios.runtime.chat_template import ChatTemplate, Message, TemplateError
 from helios.runtime.detokenizer import IncrementalDetokenizer
-from helios.runtime.plain_tokenizer import build_tokenizer, plain_tokenizer
+from helios.runtime.plain_tokenizer import (
+    build_tokenizer,
+    encodes_in_pieces,
+    plain_tokenizer,
+)
 from helios.runtime.vocabulary import Json, TextError, Vocabulary, read_vocabulary
 
 __all__ = ["TemplateError", "TextError", "TextModel", "open_detokenizers"]
@@ -36,6 +40,7 @@ class TextModel:
         """Build from the texts themselves. Raises TextError when they cannot be served exactly."""
         self._vocabulary, parsed = _parse(entry, tokenizer_json)
         self._control = frozenset(self._vocabulary.control_ids.values())
+        self._longest_token_bytes = max(map(len, self._vocabulary.bytes_of))
         self._entry = entry
         self._plain = plain_tokenizer(parsed, self._vocabulary, file=entry.file)
         self._names = _any_of(self._vocabulary.control_ids)
@@ -69,7 +74,7 @@ class TextModel:
     @property
     def longest_token_bytes(self) -> int:
         """No token stands for more bytes of text than this."""
-        return max(map(len, self._vocabulary.bytes_of))
+        return self._longest_token_bytes
 
     @property
     def has_chat_template(self) -> bool:
@@ -138,23 +143,10 @@ class TextModel:
             self._template_error = str(error)
 
     def _whole_tokenizer(self, tokenizer_json: str, parsed: Json) -> tokenizers.Tokenizer | None:
-        """Return the tokenizer of whole conversations where pieces do not encode separately.
-
-        Some tokenizers treat the first piece of a text differently, or let control tokens
-        swallow spaces; then a conversation can only be encoded in one go.
-        """
-        whole = build_tokenizer(tokenizer_json, file=self._entry.file)
-        flags = ("lstrip", "rstrip", "single_word", "normalized")
-        added = cast("list[Json]", parsed.get("added_tokens") or [])
-        plain_flags = not any(item.get(flag) for item in added for flag in flags)
-        names = list(self._vocabulary.control_ids)[:1]
-        probes = [f"ab {name} cd\n{name}\n ef{name}{name}" for name in names]
-        if plain_flags and all(
-            whole.encode(probe, add_special_tokens=False).ids == self._encode_pieces(probe, probe)
-            for probe in probes
-        ):
+        """Return the tokenizer of whole conversations, if the model needs one."""
+        if encodes_in_pieces(parsed):
             return None
-        return whole
+        return build_tokenizer(tokenizer_json, file=self._entry.file)
 
     def _encode_piece(self, text: str) -> list[int]:
         return list(self._plain.encode(_well_formed(text), add_special_tokens=False).ids)
