@@ -116,7 +116,10 @@ static int draw_sorted(const serving_state *state, int row, const float *x, uint
     double top_p = (double)state->top_p[row], min_p = (double)state->min_p[row];
     int limit = top_k > 0 && top_k < VOCABULARY ? top_k : VOCABULARY;
     double total = limit < VOCABULARY ? 0 : mass(x, 0, VOCABULARY, largest);
-    int count = gather_top(x, largest, limit, limit < VOCABULARY ? 1.0 : top_p, total, min_p, keys);
+    /* With top-k, top-p's mass is that of the k largest, so min-p must not thin them out first. */
+    int is_limited = limit < VOCABULARY;
+    int count = gather_top(x, largest, limit, is_limited ? 1.0 : top_p, total,
+                           is_limited ? 0.0 : min_p, keys);
     sort_keys(keys, count);
     if (count > limit) count = limit;
     if (limit < VOCABULARY)
