@@ -44,6 +44,10 @@ async def serving(
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
         length = int(head.partition("content-length:")[2].split("\r\n")[0])
         body = json.loads(await reader.readexactly(length))
         with contextlib.suppress(ConnectionError):

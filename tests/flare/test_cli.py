@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 
 from flare.cli import run_command
+from flare.commands.run import run
 from helios import __version__
+from helios.scheduler import PolicyConfig
 
 COMMANDS = ("run", "chat", "fetch", "plan", "prepare", "inspect", "bench", "trace")
 
@@ -28,6 +32,12 @@ def test_every_command_has_help_with_an_example(
     text = capsys.readouterr().out
     assert "Example" in text
     assert f"flare {command}" in text
+
+
+def test_every_policy_field_has_an_option_of_run() -> None:
+    options = inspect.signature(run).parameters
+    for field in dataclasses.fields(PolicyConfig):
+        assert field.name.replace("_ttl_ns", "_ttl_ms") in options
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

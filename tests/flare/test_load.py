@@ -8,6 +8,7 @@ from flare.load import LoadError, StreamRecord, Target, run_scenarios, stream_co
 from flare.load.http_stream import Usage
 from flare.load.measures import (
     gaps_ms,
+    inside_share,
     output_tokens_of,
     percentile,
     throughput,
@@ -107,6 +108,12 @@ def test_the_worst_gap_of_an_interval_counts_overlapping_and_unfinished_waits() 
     assert worst_gap_during_ms(streams, 35 * MS, 80 * MS) == pytest.approx(170.0)
     assert worst_gap_during_ms(streams, 205 * MS, 300 * MS) == pytest.approx(210.0)
     assert worst_gap_during_ms(streams[1:], 20 * MS, 60 * MS) == pytest.approx(40.0)
+
+
+def test_the_share_inside_programs_is_of_the_time_from_first_request_to_last_end() -> None:
+    streams = [record(0, [10]), record(50, [90])]
+    streams[0].ended_ns, streams[1].ended_ns = 60 * MS, 100 * MS
+    assert inside_share(streams, 90 * MS) == {"inside_programs_percent": 90.0}
 
 
 def test_percentiles_are_values_that_were_seen() -> None:

@@ -167,7 +167,9 @@ def test_a_model_is_prepared_once_served_traced_and_stopped(
         tokenizer = ["--tokenizer", str(tiny / "tokenizer.json")]
         bench = ["bench", url, "--scenarios", "A,T", "--no-warm", *tokenizer]
         assert run_command(bench) == 0
-        assert "tokens per s" in capsys.readouterr().out
+        figures = capsys.readouterr().out
+        assert "tokens per s" in figures
+        assert "inside programs percent" in figures
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 

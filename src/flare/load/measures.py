@@ -61,6 +61,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def inside_share(records: Sequence[StreamRecord], replay_ns: float) -> dict[str, float]:
+    """Return the share of the wall time of these requests that was spent replaying programs."""
+    begin_ns = min(record.sent_ns for record in records)
+    end_ns = max(record.ended_ns for record in records)
+    return {"inside_programs_percent": 100 * replay_ns / (end_ns - begin_ns)}
+
+
 def throughput(name: str, records: Sequence[StreamRecord], output_tokens: int) -> Measurement:
     """Summarise streams that started together: aggregate rate, first tokens, gaps."""
     tokens = sum(output_tokens_of(record, output_tokens) for record in records)

@@ -13,7 +13,13 @@ import statistics
 from collections.abc import Awaitable, Callable, Sequence
 
 from flare.load.http_stream import LoadError, StreamRecord, Target, stream_completion
-from flare.load.measures import Measurement, throughput, worst_gap_during_ms
+from flare.load.measures import (
+    Measurement,
+    inside_share,
+    throughput,
+    worst_gap_during_ms,
+)
+from flare.load.program_time import replay_ns
 from flare.load.prompts import PromptSource
 
 
@@ -78,7 +84,14 @@ async def _together(session: Session, streams: int, output_tokens: int) -> list[
 def _streams(name: str, streams: int) -> Callable[[Session], Awaitable[Measurement]]:
     async def measure(session: Session) -> Measurement:
         output = session.sizes.output
-        return throughput(name, await _together(session, streams, output), output)
+        before_ns = await replay_ns(session.target)
+        records = await _together(session, streams, output)
+        after_ns = await replay_ns(session.target)
+        measured = throughput(name, records, output)
+        if before_ns is None or after_ns is None:
+            return measured
+        share = inside_share(records, after_ns - before_ns)
+        return dataclasses.replace(measured, figures=measured.figures | share)
 
     return measure
 

@@ -36,7 +36,9 @@ def _headers(target: Target) -> dict[str, str]:
 async def _served_model(target: Target) -> str | None:
     base = f"http://{target.host}:{target.port}{target.path}"
     try:
-        async with httpx.AsyncClient(headers=_headers(target), timeout=10) as client:
+        async with httpx.AsyncClient(
+            headers=_headers(target), timeout=10, trust_env=False
+        ) as client:
             answer = await client.get(f"{base}/v1/models")
             answer.raise_for_status()
             return str(answer.json()["data"][0]["id"])
@@ -54,7 +56,9 @@ class _ServerCount:
         base = f"http://{self._target.host}:{self._target.port}{self._target.path}"
         body = {"model": self._target.model, "prompt": text, "max_tokens": 1}
         try:
-            async with httpx.AsyncClient(headers=_headers(self._target), timeout=120) as client:
+            async with httpx.AsyncClient(
+                headers=_headers(self._target), timeout=120, trust_env=False
+            ) as client:
                 answer = await client.post(f"{base}/v1/completions", json=body)
                 answer.raise_for_status()
                 return int(answer.json()["usage"]["prompt_tokens"])
