@@ -9,18 +9,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from flare.engine_side import open_model, open_package_detokenizers
 from helios.engine.manifest import Manifest
-from helios.engine.ports import DetokenizerFactory, PreparedModel
 from helios.runtime.client import EngineClient
 from helios.runtime.settings import EngineSettings, ModelIdentity
-from helios.runtime.text import TextModel, open_detokenizers
+from helios.runtime.text import TextModel
 from helios.scheduler import PolicyConfig
 from helios.server.app import create_app
 from helios.server.config import ServerConfig
 from helios.server.serve import run
 from helios.server.starting import StartingBackend
-from ignition.package import open_package
-from ignition.package_manifest import read_manifest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +32,6 @@ class ServingOptions:
     """None: as many as the package was prepared for."""
     trace_path: Path | None = None
     drain_timeout_s: float = 30.0
-
-
-def open_model(directory: Path, threads: int | None) -> PreparedModel:
-    """Open a package; runs inside the engine process. Raises PackageError."""
-    return open_package(directory, threads=threads)
-
-
-def open_package_detokenizers(directory: Path) -> DetokenizerFactory:
-    """Open the text side of a package for the engine process. Raises TextError."""
-    return open_detokenizers(directory, read_manifest(directory).tokenizer)
 
 
 def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions) -> EngineSettings:

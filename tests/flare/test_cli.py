@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from flare.cli import run_command
+from flare.command_line import run_command
 from flare.commands.run import run
 from helios import __version__
 from helios.scheduler import PolicyConfig
@@ -38,6 +40,15 @@ def test_every_policy_field_has_an_option_of_run() -> None:
     options = inspect.signature(run).parameters
     for field in dataclasses.fields(PolicyConfig):
         assert field.name.replace("_ttl_ns", "_ttl_ms") in options
+
+
+def test_the_engine_process_imports_neither_command_line_nor_server() -> None:
+    code = "import sys, flare.cli, flare.engine_side; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = done.stdout.split()
+    assert "ignition.package" in imported
+    for name in ("typer", "starlette", "uvicorn", "torch", "matplotlib", "flare.command_line"):
+        assert name not in imported
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

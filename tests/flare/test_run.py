@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from flare.cli import run_command
+from flare.command_line import run_command
 from tests.flare.tiny_directory import write_tiny_directory
 
 HAS_COMPILER = shutil.which("cc") is not None or shutil.which("gcc") is not None

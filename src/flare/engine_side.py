@@ -1,0 +1,20 @@
+"""What the engine process calls to open a package; it imports neither the server nor the CLI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helios.engine.ports import DetokenizerFactory, PreparedModel
+from helios.runtime.text import open_detokenizers
+from ignition.package import open_package
+from ignition.package_manifest import read_manifest
+
+
+def open_model(directory: Path, threads: int | None) -> PreparedModel:
+    """Open a package. Raises PackageError."""
+    return open_package(directory, threads=threads)
+
+
+def open_package_detokenizers(directory: Path) -> DetokenizerFactory:
+    """Open the text side of a package. Raises PackageError or TextError."""
+    return open_detokenizers(directory, read_manifest(directory).tokenizer)
