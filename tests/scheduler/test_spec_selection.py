@@ -279,6 +279,26 @@ def test_equal_values_prefer_the_less_recently_used() -> None:
     assert order == order[:3] * 3
 
 
+def test_equal_values_prefer_smaller_padding_last() -> None:
+    """What is still equal prefers less physical padding (Duration estimates).
+
+    Both graphs are unknown and earn the same; catalog order would put the padded one first.
+    """
+    model = modelled(
+        {"initialize-b2": 0.2, "prefill-c512": 14.0, "scored-prefill-c64": 5.0}
+        | {"decode-b2": 3.0, "terminal-b2": 0.2}
+    )
+    world = World(model, rows=2)
+    world.admit("plain", 64)
+    world.admit("scored", 64, scored=True)
+    world.step()
+    assert set(world.log[-1].lanes) == {"plain", "scored"}
+    plan = world.plan()
+    assert plan is not None
+    assert plan.reason is SelectionReason.DISCOVERY
+    assert plan.graph.name == "scored-prefill-c64"
+
+
 # ---- prerequisites ------------------------------------------------------------------------
 
 
@@ -454,6 +474,24 @@ def test_retirement_earns_no_service() -> None:
     assert shadow.checked > 20
     retired = [f for f in world.log if f.plan.graph.kind is GraphKind.TERMINAL]
     assert sum(len(f.lanes) for f in retired) == 6
+
+
+def test_prefill_weight_scales_prompts_alone() -> None:
+    """`prefill_weight` multiplies a prompt's fairness while it is consumed (decision 0005)."""
+
+    def values(prefill_weight: float) -> tuple[float, float]:
+        policy = PolicyConfig(prefill_weight=prefill_weight)
+        world = measured_world(rows=4, prefills=(64,), policy=policy)
+        decoding(world, "a")
+        world.admit("p", 64)
+        scores = scores_of(world)
+        return scores["decode-b1"].service_value, scores["initialize-b1"].service_value
+
+    (decode, prompt), (decode_8, prompt_8) = values(1.0), values(8.0)
+    intrinsic = 64 + BETA
+    assert prompt_8 - intrinsic == pytest.approx(8 * (prompt - intrinsic))
+    # The stream was a prompt once; what its price went through since then is its own history.
+    assert decode_8 == pytest.approx(decode, rel=0.2)
 
 
 # ---- policy table -------------------------------------------------------------------------

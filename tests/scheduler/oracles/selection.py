@@ -99,7 +99,8 @@ class Situation:
 def token_value(situation: Situation, lane: Lane, prompt: int, output: int) -> float:
     """Price `prompt` prompt tokens and `output` output tokens of one lane."""
     policy = situation.policy
-    fairness = policy.token_fairness * lane.weight * lane.token_price
+    weight = lane.weight * (policy.prefill_weight if lane.state in ("new", "prompt") else 1.0)
+    fairness = policy.token_fairness * weight * lane.token_price
     return prompt * (1.0 + fairness) + output * (policy.output_token_value + fairness)
 
 

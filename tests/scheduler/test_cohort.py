@@ -1,0 +1,29 @@
+"""Dominance between shapes and prefix sums (docs/design/scheduling-utility.md 5.1 and 5.3)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.scheduler.cohort import prefix_values, useful_shapes
+
+
+@given(st.lists(st.integers(1, 40), unique=True, min_size=1), st.integers(1, 50))
+def test_useful_shapes_against_the_definition(capacities: list[int], demand: int) -> None:
+    """A shape goes exactly when a smaller one does the same logical work."""
+    shapes = list(enumerate(sorted(capacities)))
+    kept = [
+        shape
+        for shape in shapes
+        if not any(
+            other[1] < shape[1] and min(other[1], demand) == min(shape[1], demand)
+            for other in shapes
+        )
+    ]
+    assert list(useful_shapes(shapes, demand)) == kept
+
+
+def test_prefix_values_add_in_order() -> None:
+    """The empty prefix is worth nothing; sums follow the order given, so ties are stable."""
+    assert prefix_values([3.0, 2.0, 0.5]) == [0.0, 3.0, 5.0, 5.5]
+    assert prefix_values([]) == [0.0]
