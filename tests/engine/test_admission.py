@@ -37,6 +37,20 @@ def test_output_is_cut_to_what_is_left_of_the_context() -> None:
     assert accepted.spec.max_output_tokens == 5
 
 
+def test_fewer_pages_than_context_bound_a_request_too() -> None:
+    """A request without a limit of its own is cut to what exists, not refused for ever."""
+    few = AdmissionRules(
+        resources=ResourceConfig(
+            row_count=2, page_count=3, page_size_tokens=4, context_length_tokens=20
+        ),
+        vocabulary_size=100,
+        eos_token_ids=(),
+    )
+    assert accept(request(prompt=[1] * 5, max_output_tokens=1000), few).spec.max_output_tokens == 7
+    with pytest.raises(InadmissibleError, match="12"):
+        accept(request(prompt=[1] * 13), few)
+
+
 def test_the_longest_prompts() -> None:
     assert accept(request(prompt=[1] * 19), RULES).spec.max_output_tokens == 1
     scored = request(prompt=[1] * 20, max_output_tokens=0, scored=True)

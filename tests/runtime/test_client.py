@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import json
+import multiprocessing
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from helios.engine.ports import PreparedModel
 from helios.runtime.client import EngineClient, EngineStartError
 from helios.runtime.settings import EngineSettings
 from tests.engine.world import request
-from tests.runtime.counting import FAULT_TOKEN, ROWS, counting_settings
+from tests.runtime.counting import FAULT_TOKEN, ROWS, CountingModel, counting_settings
 
 pytestmark = pytest.mark.timeout(90)
 Scenario = Callable[[EngineClient], Awaitable[None]]
@@ -252,8 +256,6 @@ def die_while_opening() -> PreparedModel:
 
 
 def with_opener(opener: Callable[[], PreparedModel]) -> EngineSettings:
-    import dataclasses
-
     return dataclasses.replace(counting_settings(), open_model=opener)
 
 
@@ -273,8 +275,6 @@ def test_a_model_that_cannot_be_opened_says_why(
 
 
 def fail_after_the_first_time(marker: Path) -> PreparedModel:
-    from tests.runtime.counting import CountingModel
-
     if marker.exists():
         raise ValueError("the disk is gone")
     marker.touch()
@@ -284,9 +284,6 @@ def fail_after_the_first_time(marker: Path) -> PreparedModel:
 def test_restarts_are_bounded_and_the_reason_stays(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import dataclasses
-    import functools
-
     settings = dataclasses.replace(
         counting_settings(restart_limit=2),
         open_model=functools.partial(fail_after_the_first_time, tmp_path / "opened"),
@@ -329,3 +326,65 @@ def test_a_trace_that_cannot_be_written_is_a_start_error(
 
     asyncio.run(run())
     capfd.readouterr()
+
+
+def open_slowly() -> PreparedModel:
+    time.sleep(60)
+    raise AssertionError("nobody waits so long")
+
+
+def test_a_start_that_is_given_up_leaves_no_process() -> None:
+    """The server was told to stop while the model was still being opened."""
+
+    async def run() -> None:
+        before = set(multiprocessing.active_children())
+        start = asyncio.create_task(EngineClient.start(with_opener(open_slowly)))
+        await until(lambda: bool(set(multiprocessing.active_children()) - before))
+        await asyncio.sleep(0.05)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert set(multiprocessing.active_children()) == before
+
+    asyncio.run(run())
+
+
+def test_a_model_that_takes_too_long_is_a_start_error() -> None:
+    async def run() -> None:
+        settings = dataclasses.replace(with_opener(open_slowly), ready_timeout_s=0.01)
+        with pytest.raises(EngineStartError, match=r"did not greet within 0\.01 s"):
+            await EngineClient.start(settings)
+        assert not multiprocessing.active_children()
+
+    asyncio.run(run())
+
+
+def test_closing_while_draining_ends_the_drain() -> None:
+    """A second Ctrl-C: the drain's caller returns, and what ran ends with an error."""
+
+    async def scenario(client: EngineClient) -> None:
+        async with streaming(client, request("running", max_output_tokens=120)) as stream:
+            drained = asyncio.create_task(client.drain())
+            await until(lambda: client.state == "draining")
+            await client.close()
+            await drained
+            rest = [event async for event in stream]
+            assert isinstance(rest[-1], Finished)
+            assert rest[-1].reason == "error"
+
+    serve(scenario, counting_settings(step_s=0.02))
+
+
+def test_an_engine_that_dies_while_draining_is_not_started_again() -> None:
+    async def scenario(client: EngineClient) -> None:
+        async with streaming(client, request("running", max_output_tokens=120)) as stream:
+            drained = asyncio.create_task(client.drain())
+            await until(lambda: client.state == "draining")
+            os.kill(engine_pid(client), signal.SIGKILL)
+            rest = [event async for event in stream]
+            assert isinstance(rest[-1], Finished)
+            assert rest[-1].reason == "error"
+            await drained
+        assert (client.state, client.restarts) == ("closed", 0)
+
+    serve(scenario, counting_settings(step_s=0.02))

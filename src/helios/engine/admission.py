@@ -40,6 +40,13 @@ class AdmissionRules:
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens; they stop every request that does not ignore them."""
 
+    @property
+    def longest_tokens(self) -> int:
+        """Most tokens of one request: the context, or all pages where they hold less."""
+        resources = self.resources
+        pool_tokens = resources.page_count * resources.page_size_tokens
+        return min(resources.context_length_tokens, pool_tokens)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
@@ -75,12 +82,12 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
 def _prompt_of(request: Submit, rules: AdmissionRules) -> npt.NDArray[np.int32]:
     """Return the prompt as an array after checking its length and every id."""
     ids = request.prompt_token_ids
-    context = rules.resources.context_length_tokens
+    longest = rules.longest_tokens
     if not ids:
         raise InadmissibleError("prompt", "the prompt is empty")
-    if len(ids) > context:
+    if len(ids) > longest:
         raise InadmissibleError(
-            "prompt", f"the prompt has {len(ids)} tokens; the context holds {context}"
+            "prompt", f"the prompt has {len(ids)} tokens; the context holds {longest}"
         )
     if min(ids) < 0 or max(ids) >= rules.vocabulary_size:
         raise InadmissibleError(
@@ -96,12 +103,12 @@ def _output_limit_of(request: Submit, rules: AdmissionRules, *, prompt_tokens: i
         raise InadmissibleError(
             "max_tokens", f"max_tokens must be at least {least}, not {request.max_output_tokens}"
         )
-    room = rules.resources.context_length_tokens - prompt_tokens
+    room = rules.longest_tokens - prompt_tokens
     if room < least:
         raise InadmissibleError(
             "prompt",
-            f"the prompt has {prompt_tokens} tokens; the context holds "
-            f"{rules.resources.context_length_tokens}, so none is left for an answer",
+            f"the prompt has {prompt_tokens} tokens; the context holds {rules.longest_tokens}, "
+            "so none is left for an answer",
         )
     return min(request.max_output_tokens, room)
 

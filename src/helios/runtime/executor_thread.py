@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from helios.engine.ports import Clock, Frame, FrameResult, LaneOutput, PreparedProgram
 
@@ -50,6 +50,7 @@ class ThreadExecutor:
         self._results: queue.SimpleQueue[FrameResult] = queue.SimpleQueue()
         self._unfinished = 0
         self._replay_end_ns: int | None = None
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="flare-executor", daemon=True)
         self._thread.start()
 
@@ -85,46 +86,81 @@ class ThreadExecutor:
         return result
 
     def _run(self) -> None:
-        """Execute frames until told to end (the executor's thread)."""
-        while (item := self._inbox.get()) is not None:
-            frame, submitted_ns = item
-            self._results.put(self._execute(frame, submitted_ns))
-            self._on_finished()
+        """Execute frames until told to end (the executor's thread).
 
-    def _execute(self, frame: Frame, submitted_ns: int) -> FrameResult:
-        """Load, replay and read one frame; an exception becomes the result's error."""
+        A frame that is queued already is loaded before the finished one is announced: the
+        announcement wakes the engine's thread, and from then on the two share the interpreter's
+        lock, so what stands between two replays is done first.
+        """
+        loaded = self._load_next(wait=True)
+        while loaded is not None:
+            result = self._replay(loaded)
+            loaded = self._load_next(wait=False)
+            self._results.put(result)
+            self._on_finished()
+            if loaded is None:
+                loaded = self._load_next(wait=True)
+
+    def _load_next(self, *, wait: bool) -> _Loaded | None:
+        """Load the next frame; None at the end, or when there is none to be had without waiting."""
+        if self._closing:
+            return None
+        try:
+            item = self._inbox.get(block=wait)
+        except queue.Empty:
+            return None
+        if item is None:
+            self._closing = True
+            return None
+        frame, submitted_ns = item
         started_ns = self._clock.now_ns()
-        device_ns = 0
-        host_gap_ns = 0
-        lanes: tuple[LaneOutput, ...] = ()
         error: str | None = None
         try:
+            self._programs[frame.graph_index].load(frame)
+        except Exception as fault:  # noqa: BLE001 - the thread boundary: a fault fails one frame.
+            error = _message_of(fault)
+        return _Loaded(frame, submitted_ns, started_ns, error)
+
+    def _replay(self, loaded: _Loaded) -> FrameResult:
+        """Replay and read one loaded frame; an exception becomes the result's error."""
+        frame, error = loaded.frame, loaded.error
+        device_ns = host_gap_ns = 0
+        lanes: tuple[LaneOutput, ...] = ()
+        if error is None:
             program = self._programs[frame.graph_index]
-            program.load(frame)
+            self_timed = self._self_timed[frame.graph_index]
             replay_ns = self._clock.now_ns()
             if self._replay_end_ns is not None:
                 host_gap_ns = replay_ns - self._replay_end_ns
             try:
                 program.replay()
-            finally:
                 self._replay_end_ns = self._clock.now_ns()
-            self_timed = self._self_timed[frame.graph_index]
-            device_ns = (
-                self._replay_end_ns - replay_ns
-                if self_timed is None
-                else self_timed.device_interval_ns()
-            )
-            lanes = program.read(frame)
-        except Exception as fault:  # noqa: BLE001 - the thread boundary: a fault fails one frame.
-            lanes, device_ns = (), 0
-            error = f"{type(fault).__name__}: {fault}"
+                device_ns = self._replay_end_ns - replay_ns
+                if self_timed is not None:
+                    device_ns = self_timed.device_interval_ns()
+                lanes = program.read(frame)
+            except Exception as fault:  # noqa: BLE001 - the thread boundary, as above.
+                lanes, device_ns, error = (), 0, _message_of(fault)
         return FrameResult(
             fence=frame.fence,
             lanes=lanes,
             device_ns=device_ns,
-            submitted_ns=submitted_ns,
-            started_ns=started_ns,
+            submitted_ns=loaded.submitted_ns,
+            started_ns=loaded.started_ns,
             finished_ns=self._clock.now_ns(),
             host_gap_ns=host_gap_ns,
             error=error,
         )
+
+
+class _Loaded(NamedTuple):
+    """A frame whose inputs are in place, or could not be."""
+
+    frame: Frame
+    submitted_ns: int
+    started_ns: int
+    error: str | None
+
+
+def _message_of(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {fault}"

@@ -83,6 +83,11 @@ class EngineSupervisor:
             self.state, self.last_error = "failed", str(error)
             await self._end_process()
             raise
+        except asyncio.CancelledError:
+            # Whoever waited for the start does not want the engine any more.
+            self.state = "closed"
+            await self._end_process(kill=True)
+            raise
         self._task = asyncio.create_task(self._supervise(), name="flare-supervisor")
 
     def send(self, command: EngineCommand) -> None:
@@ -104,7 +109,7 @@ class EngineSupervisor:
     async def wait_exited(self) -> None:
         """Return when the engine is gone for good."""
         if self._task is not None:
-            await asyncio.shield(self._task)
+            await asyncio.wait([self._task])
 
     async def close(self) -> None:
         """Stop the process now; idempotent."""
@@ -112,7 +117,7 @@ class EngineSupervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._end_process()
+        await self._end_process(kill=True)
         self._listener.on_down(None)
 
     async def _supervise(self) -> None:
@@ -122,12 +127,17 @@ class EngineSupervisor:
         while self._connection is not None:
             up_since_s = loop.time()
             reason = await self._connection.lost
+            was_draining = self.state == "draining"
+            # A drain whose engine died has nothing left to wait for either.
+            self.state = "closed" if was_draining else "restarting"
             exit_code = await self._end_process()
-            if self.state == "draining" and exit_code == EXIT_DRAINED:
-                self.state = "closed"
+            if was_draining and exit_code == EXIT_DRAINED:
                 self._listener.on_down(None)
                 return
-            self._on_failure(f"the engine process ended ({_describe(exit_code)}; {reason})")
+            self.last_error = f"the engine process ended ({_describe(exit_code)}; {reason})"
+            self._listener.on_down(self.last_error)
+            if was_draining:
+                return
             if loop.time() - up_since_s >= STABLE_AFTER_S:
                 failures = 0
             await self._restart(failures)
@@ -135,7 +145,7 @@ class EngineSupervisor:
 
     async def _restart(self, failures: int) -> None:
         """Try to start again until it works or the limit is reached; `failures` came before."""
-        while failures < self._settings.restart_limit and self.state == "restarting":
+        while failures < self._settings.restart_limit:
             delay_s = self._settings.restart_delay_s * 2**failures
             await asyncio.sleep(min(delay_s, RESTART_DELAY_LIMIT_S))
             failures += 1
@@ -147,14 +157,7 @@ class EngineSupervisor:
                 await self._end_process()
             else:
                 return
-        self.state = "failed" if self.state == "restarting" else "closed"
-
-    def _on_failure(self, error: str) -> None:
-        """Tell everyone that the engine is gone without having been asked to."""
-        self.last_error = error
-        # A drain whose engine died has nothing left to wait for.
-        self.state = "closed" if self.state == "draining" else "restarting"
-        self._listener.on_down(error)
+        self.state = "failed"
 
     async def _launch(self) -> None:
         """Start one process and wait for its greeting. Raises EngineStartError."""
@@ -169,31 +172,37 @@ class EngineSupervisor:
         loop = asyncio.get_running_loop()
         try:
             self._process.start()
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         greeted: asyncio.Future[Ready] = loop.create_future()
         connection = EngineConnection(greeted, self._listener.on_events)
         await loop.create_connection(lambda: connection, sock=ours)
+        self._connection = connection
         try:
             ready = await asyncio.wait_for(greeted, self._settings.ready_timeout_s)
         except TimeoutError as error:
-            connection.close()
+            self._process.kill()
             raise EngineStartError(
                 f"the engine did not greet within {self._settings.ready_timeout_s:g} s"
             ) from error
-        self._connection = connection
         self.state = "up"
         self._listener.on_up(ready)
 
-    async def _end_process(self) -> int | None:
-        """Close the link, give the process a moment to exit, and reap it; return its exit code."""
+    async def _end_process(self, *, kill: bool = False) -> int | None:
+        """Close the link, let the process exit unless it is to be killed, and reap it.
+
+        Returns its exit code.
+        """
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         process, self._process = self._process, None
         if process is None or process.pid is None:
             return None
-        if self.state == "closed":
+        if kill:
             process.kill()
         await asyncio.to_thread(process.join, EXIT_TIMEOUT_S)
         if process.exitcode is None:
