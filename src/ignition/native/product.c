@@ -67,21 +67,26 @@ static rows_in rows_from(const rows_in *x, int first) {
     return from;
 }
 
+/* Rows of the next tile: threes, but never a single row at the end that two twos could cover. */
+static int tile_rows(int left) {
+    if (left == 1) return 1;
+    return left == 2 || left == 4 ? 2 : 3;
+}
+
 static void multiply_q4_expanded(const expanded *e, int count, int blocks, const rows_in *x,
                                  int rows, float *out, int stride) {
-    int r = 0;
-    if (count == 2) {
-        for (; r + 3 <= rows; r += 3) {
-            rows_in at = rows_from(x, r);
-            tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, 2, 3);
-        }
-    }
-    for (; r < rows; r++) {
+    for (int r = 0, tile; r < rows; r += tile) {
         rows_in at = rows_from(x, r);
-        if (count == 2)
-            tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, 2, 1);
+        float *to = out + (size_t)r * stride;
+        tile = count == 2 ? tile_rows(rows - r) : 1;
+        if (tile == 3)
+            tile_q4_expanded(e, blocks, &at, to, stride, 2, 3);
+        else if (tile == 2)
+            tile_q4_expanded(e, blocks, &at, to, stride, 2, 2);
+        else if (count == 2)
+            tile_q4_expanded(e, blocks, &at, to, stride, 2, 1);
         else
-            tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, 1, 1);
+            tile_q4_expanded(e, blocks, &at, to, stride, 1, 1);
     }
 }
 
@@ -118,18 +123,22 @@ static void multiply_q4_direct(const uint8_t *panel, int blocks, const rows_in *
 
 static void multiply_f32(const panel_pair *pair, const float *x, int rows, float *out,
                          int stride) {
-    const float *panels[2] = {(const float *)pair->panels[0], (const float *)pair->panels[1]};
-    int r = 0, inputs = pair->inputs;
-    if (pair->count == 2)
-        for (; r + 6 <= rows; r += 6)
-            tile_f32(panels, inputs, x + (size_t)r * inputs, inputs, out + (size_t)r * stride,
-                     stride, 2, 6);
-    for (; r < rows; r++) {
-        const float *at = x + (size_t)r * inputs;
-        if (pair->count == 2)
-            tile_f32(panels, inputs, at, inputs, out + (size_t)r * stride, stride, 2, 1);
-        else
-            tile_f32(panels, inputs, at, inputs, out + (size_t)r * stride, stride, 1, 1);
+    const float *w[2] = {(const float *)pair->panels[0], (const float *)pair->panels[1]};
+    int k = pair->inputs;
+    for (int r = 0, tile; r < rows; r += tile) {
+        const float *at = x + (size_t)r * k;
+        float *to = out + (size_t)r * stride;
+        tile = pair->count == 1 ? 1 : rows - r >= 6 ? 6 : rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
+        switch (tile) {
+            case 6: tile_f32(w, k, at, k, to, stride, 2, 6); break;
+            case 4: tile_f32(w, k, at, k, to, stride, 2, 4); break;
+            case 2: tile_f32(w, k, at, k, to, stride, 2, 2); break;
+            default:
+                if (pair->count == 2)
+                    tile_f32(w, k, at, k, to, stride, 2, 1);
+                else
+                    tile_f32(w, k, at, k, to, stride, 1, 1);
+        }
     }
 }
 

@@ -54,7 +54,8 @@ class NativeModel:
     """Every program of a catalog in native code, over one serving state.
 
     `arrays` is what `ignition.native.pack.pack` returned (possibly mapped from disk). The weights
-    are copied to memory with large pages; the state is kept alive. Raises NativeLibraryError when library, arrays and state do not fit
+    are copied to memory with large pages; the state is kept alive. Raises NativeLibraryError
+    when library, arrays and state do not fit
     together, and when memory or threads cannot be had.
     """
 

@@ -99,7 +99,7 @@ def open_library(path: Path, geometry: ModelGeometry, pool: PoolGeometry) -> cty
     fit, when it cannot be loaded or was compiled for another geometry.
     """
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path.resolve()))
         version = library.ign_abi_version
         shape_of = library.ign_shape
     except (OSError, AttributeError) as error:

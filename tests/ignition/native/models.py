@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from ignition.checkpoint import BlockQuantized, Checkpoint
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native.build import Precision, Variant, build_library
-from ignition.native.pack import pack
+from ignition.native.pack import MATRICES, pack
 from ignition.programs.native import NativeModel
 from ignition.state import ServingState
 from tests.ignition.driver import Driver, catalog_of
-from tests.ignition.tiny import CONTEXT, TinyModel, build
+from tests.ignition.tiny import CONTEXT, VOCABULARY, TinyModel, build
 
 POOL = PoolGeometry(row_count=8, page_count=120, page_size_tokens=16, context_length_tokens=CONTEXT)
 
@@ -24,6 +26,41 @@ _DIRECTORY = tempfile.TemporaryDirectory(prefix="native-tests-")
 @functools.cache
 def tiny(family: str) -> TinyModel:
     return build(family)
+
+
+@functools.cache
+def checkpoint_for(family: str) -> Checkpoint:
+    """A tiny checkpoint; `FAMILY:q4_1` and `FAMILY:q4_0` have projections in those blocks, and in
+    `FAMILY:ties` every four neighbouring tokens have the same logit.
+    """
+    family, _, blocks = family.partition(":")
+    checkpoint = tiny(family).checkpoint
+    if not blocks:
+        return checkpoint
+    if blocks == "ties":
+        head = np.repeat(checkpoint.float32("head")[::4], 4, axis=0)[:VOCABULARY]
+        return dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, "head": head})
+    parts = tuple(f".{part}" for part in MATRICES)
+    tensors = {
+        name: quantize_q4(tensor, has_minimum=blocks == "q4_1") if name.endswith(parts) else tensor
+        for name, tensor in checkpoint.tensors.items()
+    }
+    return dataclasses.replace(checkpoint, tensors=tensors)
+
+
+def quantize_q4(weights: np.ndarray, *, has_minimum: bool) -> BlockQuantized:
+    """Quantise [N, K] floats to 4-bit blocks of 32, as the GGUF formats q4_1 and q4_0 do."""
+    rows, columns = weights.shape
+    blocks = weights.reshape(rows, columns // 32, 32)
+    if has_minimum:
+        minimums = blocks.min(axis=-1).astype(np.float16).astype(np.float32)
+        scales = ((blocks.max(axis=-1) - minimums) / 15).astype(np.float16).astype(np.float32)
+    else:
+        scales = (np.abs(blocks).max(axis=-1) / 8).astype(np.float16).astype(np.float32)
+        minimums = -8 * scales
+    codes = np.rint((blocks - minimums[..., None]) / scales[..., None]).clip(0, 15)
+    codes = codes.astype(np.uint8).reshape(rows, columns)
+    return BlockQuantized(codes=codes, scales=scales, minimums=minimums)
 
 
 @functools.cache
@@ -60,7 +97,7 @@ def native_driver(
     variant: Variant = "avx2",
     threads: int = 1,
 ) -> Driver:
-    checkpoint = tiny(family).checkpoint
+    checkpoint = checkpoint_for(family)
     dtype = np.float32 if precision == "fp32" else np.float16
     model = NativeModel(
         geometry=checkpoint.geometry,
@@ -76,4 +113,4 @@ def native_driver(
 
 @functools.cache
 def _packed(family: str, precision: Precision) -> dict[str, np.ndarray]:
-    return pack(tiny(family).checkpoint, precision)
+    return pack(checkpoint_for(family), precision)

@@ -10,7 +10,12 @@ from tests.ignition.driver import GREEDY, Driver, lane
 from tests.ignition.native.models import POOL, native_driver
 from tests.ignition.native.test_fp32 import pages_for, prompt_of
 
-KINDS = [("int8", "avx2"), ("fp32", "avx2"), ("int8", "plain")]
+KINDS = [
+    ("llama:q4_1", "int8", "avx2"),
+    ("llama", "int8", "avx2"),
+    ("llama", "fp32", "avx2"),
+    pytest.param("llama:q4_1", "int8", "plain", marks=pytest.mark.slow),
+]
 
 
 def generate(driver: Driver, row: int, page_set: int, prompt: list[int], chunks, count: int):
@@ -26,12 +31,12 @@ def generate(driver: Driver, row: int, page_set: int, prompt: list[int], chunks,
     return tokens, np.stack(logits)
 
 
-@pytest.mark.parametrize(("precision", "variant"), KINDS)
+@pytest.mark.parametrize(("family", "precision", "variant"), KINDS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_1_4_chunks_and_threads_do_not_change_a_bit(precision, variant, threads) -> None:
+def test_1_4_chunks_and_threads_do_not_change_a_bit(family, precision, variant, threads) -> None:
     prompt = prompt_of(61, seed=5)
     expected = generate(
-        native_driver("llama", precision, variant), 2, 0, prompt, [("prefill-c64", 61)], 5
+        native_driver(family, precision, variant), 2, 0, prompt, [("prefill-c64", 61)], 5
     )
     for chunks in (
         [("prefill-c64", 61)],
@@ -40,30 +45,24 @@ def test_1_4_chunks_and_threads_do_not_change_a_bit(precision, variant, threads)
         [("prefill-c16", 7)] * 8 + [("prefill-c16", 5)],
         [("scored-prefill-c32", 30), ("scored-prefill-c32", 31)],
     ):
-        driver = native_driver("llama", precision, variant, threads)
+        driver = native_driver(family, precision, variant, threads)
         tokens, logits = generate(driver, 6, 3, prompt, chunks, 5)
         assert tokens == expected[0], chunks
         assert np.array_equal(logits, expected[1]), chunks
 
 
-@pytest.mark.parametrize(("precision", "variant"), KINDS)
-def test_1_4_neighbours_and_padding_do_not_change_a_bit(precision, variant) -> None:
+@pytest.mark.parametrize(("family", "precision", "variant"), KINDS)
+def test_1_4_neighbours_and_padding_do_not_change_a_bit(family, precision, variant) -> None:
     prompts = [prompt_of(length, seed=length) for length in (3, 20, 33, 64, 11, 50, 2, 17)]
     alone = [
-        generate(native_driver("llama", precision, variant), 0, 0, prompt, [("prefill-c64", 64)], 6)
-        if len(prompt) == 64
-        else generate(
-            native_driver("llama", precision, variant),
-            0,
-            0,
-            prompt,
-            [("prefill-c64", len(prompt))],
-            6,
+        generate(
+            native_driver(family, precision, variant),
+            *(0, 0, prompt, [("prefill-c64", len(prompt))], 6),
         )
         for prompt in prompts
     ]
     for group in ([0, 1, 2, 3, 4, 5, 6, 7], [3, 0, 4], [6, 2, 5, 1, 7]):
-        driver = native_driver("llama", precision, variant, threads=2)
+        driver = native_driver(family, precision, variant, threads=2)
         rows = [(3 * i + 1) % POOL.row_count for i in group]
         driver.initialize(rows, [pages_for(i) for i in group])
         for row, i in zip(rows, group, strict=True):
