@@ -11,7 +11,7 @@ import math
 
 from helios.scheduler.errors import InvalidPolicyError
 
-_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares", "prefill_weight")
+_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,9 @@ class PolicyConfig:
     arrival_shares: float = 2.0
     """A newcomer's token price, in multiples of that of 1/N of the machine (decision 0004)."""
 
-    prefill_weight: float = 1.0
-    """Multiplies a request's weight on its tokens while its prompt is consumed (decision 0005)."""
+    prefill_balance: float = 0.0
+    """Token weight of all prompts together, in multiples of that of all decoders; 0 leaves every
+    prompt the weight of one request (decision 0005)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -57,8 +58,11 @@ class PolicyConfig:
 
     @classmethod
     def balanced(cls) -> PolicyConfig:
-        """Return the default preset: throughput, cadence and fairness together."""
-        return cls()
+        """Return the server's preset: throughput, cadence and fairness, prompts weighed as a class.
+
+        The bare constructor keeps the design's table to the letter (decision 0005).
+        """
+        return cls(prefill_balance=1.5)
 
     @classmethod
     def throughput(cls) -> PolicyConfig:

@@ -161,7 +161,7 @@ def _log_scale(view: View) -> tuple[float, bool]:
     for group in (view.decoders, view.prefilling, view.initializing):
         for request in group:
             weight = max(weight, request.weight)
-    weight *= max(1.0, policy.prefill_weight)
+    weight *= prefill_weight(view)
     token = max(max(view.token_prices, default=0.0), max(view.prompt_prices.values(), default=0.0))
     delivery = max(view.delivery_prices, default=0.0)
     # An age credit is at most c * sigma * (A + T), and sigma is at most 64 durations.
@@ -256,12 +256,24 @@ class Prompt(NamedTuple):
     """Of the output token that the prompt's end produces; zero when none is wanted."""
 
 
+def prefill_weight(view: View) -> float:
+    """Return what multiplies a request's token weight while its prompt is consumed; at least 1.
+
+    A prompt of weight 1 among K decoders gets a share of 1/(K + 1), so its first token waits K
+    times longer than on an idle machine. Weighing prompts as a class bounds that by a constant.
+    """
+    prompts = len(view.prefilling) + len(view.initializing)
+    if not prompts:
+        return 1.0
+    return max(1.0, view.policy.prefill_balance * len(view.decoders) / prompts)
+
+
 def prompts_of(view: View, units: Units, requests: list[Request]) -> list[Prompt]:
     """Price the prompts of `requests`; a finishing prompt earns no delivery."""
     prompts = []
-    prefill_weight = view.policy.prefill_weight
+    phase_weight = prefill_weight(view)
     for request in requests:
-        weight = request.weight * prefill_weight
+        weight = request.weight * phase_weight
         token = units.priced(units.token_fairness, weight, view.prompt_prices[request])
         output = units.output_token + token if request.max_output else 0.0
         prompts.append(
