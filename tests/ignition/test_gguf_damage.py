@@ -118,7 +118,7 @@ def test_a_size_that_overflows_is_named(intact: bytes, scratch: Path) -> None:
     assert "token_embd.weight" in result.field
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_flipped_header_bytes(intact: bytes, scratch: Path, data: st.DataObject) -> None:
     size = header_size(intact, scratch)
@@ -133,7 +133,7 @@ def test_flipped_header_bytes(intact: bytes, scratch: Path, data: st.DataObject)
         assert all(np.isfinite(result.float32(name)).all() for name in result.tensors)
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_replaced_header_words(intact: bytes, scratch: Path, data: st.DataObject) -> None:
     size = header_size(intact, scratch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import tokenizers
@@ -80,6 +81,7 @@ def test_requests_do_not_share_state() -> None:
     assert first.push(byte_ids("é")[1]) == "é"
 
 
+@functools.cache
 def sentencepiece_model() -> TextModel:
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "a": 4, "▁a": 5}
     vocabulary |= {f"<0x{byte:02X}>": 6 + byte for byte in range(256)}
