@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,6 +13,7 @@ import openai
 import pytest
 
 from flare.command_line import run_command
+from tests.flare.flare_process import running
 from tests.flare.tiny_directory import write_tiny_directory
 
 HAS_COMPILER = shutil.which("cc") is not None or shutil.which("gcc") is not None
@@ -117,32 +112,6 @@ def test_a_port_in_use_is_told_before_any_work(capsys: pytest.CaptureFixture[str
         port = str(taken.getsockname()[1])
         assert run_command(["run", "no-such-model", "--backend", "eager", "--port", port]) == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
-
-
-@contextlib.contextmanager
-def running(arguments: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run `flare run` in a process; yields its URL once it is ready."""
-    command = [sys.executable, "-m", "flare", "run", "--port", "0", *arguments]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ.copy())
-        try:
-            yield _ready_url(process, log), process
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
-    while process.poll() is None:
-        found = re.search(r"opening on (http://\S+)", log.read_text())
-        if found:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{found[1]}/health", timeout=5).status_code == 200:
-                    return found[1]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.1)
-    raise AssertionError(f"flare run ended with {process.returncode}:\n{log.read_text()}")
 
 
 @pytest.mark.slow
