@@ -137,3 +137,21 @@ def _tensors(module: Any, tied: bool) -> dict[str, np.ndarray]:
         suffix = "_bias" if kind == "bias" else ""
         tensors[f"layers.{layer}.{_NAMES[stem]}{suffix}"] = array
     return tensors
+
+
+def hugging_face_state(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return a checkpoint's weights under the names of a transformers module."""
+    stems = {ours: theirs for theirs, ours in _NAMES.items()}
+    state = {}
+    for name in checkpoint.tensors:
+        tensor = torch.from_numpy(np.ascontiguousarray(checkpoint.float32(name)))
+        if name in ("embed", "norm"):
+            state["model.embed_tokens.weight" if name == "embed" else "model.norm.weight"] = tensor
+        elif name == "head":
+            state["lm_head.weight"] = tensor
+        else:
+            _, layer, part = name.split(".")
+            stem, is_bias = part.removesuffix("_bias"), part.endswith("_bias")
+            suffix = "bias" if is_bias else "weight"
+            state[f"model.layers.{layer}.{stems[stem]}.{suffix}"] = tensor
+    return state
