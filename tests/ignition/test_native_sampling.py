@@ -77,17 +77,3 @@ def test_native_draws_equal_the_reference(
         )
         assert output.tokens == (expected,)
     driver.terminal([1])
-
-
-def test_native_reports_the_raw_distribution(driver: Driver) -> None:
-    params = SamplingParams(temperature=0.8, seed=4, top_logprobs=6, logit_bias=((7, 30.0),))
-    driver.initialize([0], [[1, 3]], params)
-    driver.prefill(0, PROMPT, [("prefill-c16", len(PROMPT))])
-    (output,) = driver.decode([0])
-    raw = driver.program("decode-b1").buffers["last_logits"][0].astype(np.float64)
-    table = raw - np.log(np.exp(raw - raw.max()).sum()) - raw.max()
-    order = np.argsort(-raw, kind="stable")[:6]
-    assert output.logprobs[0].top_ids == tuple(order)
-    assert output.logprobs[0].top_logprobs == pytest.approx(table[order], abs=1e-5)
-    assert output.logprobs[0].logprob == pytest.approx(table[output.tokens[0]], abs=1e-5)
-    driver.terminal([0])

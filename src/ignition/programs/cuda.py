@@ -98,9 +98,8 @@ class CudaProgram:
         """The pinned inputs and outputs by name; outputs are current after `read`."""
         return self._buffers
 
-    @property
-    def device_ns(self) -> int:
-        """Device interval of the last replay, between the two events."""
+    def device_interval_ns(self) -> int:
+        """Return the device interval of the last replay, between the two events."""
         return int(self._started.elapsed_time(self._finished) * _NS_PER_MS)
 
     def load(self, frame: Frame) -> None:

@@ -25,7 +25,13 @@ from ignition.programs.buffers import (
     allocate_buffers,
     buffer_specs,
 )
-from ignition.programs.frames import FrameError, check_frame, load_frame, read_frame
+from ignition.programs.frames import (
+    ReplayError,
+    check_frame,
+    check_pages,
+    load_frame,
+    read_frame,
+)
 from ignition.programs.native_library import (
     LaneRecord,
     NativeLibraryError,
@@ -44,10 +50,6 @@ _KIND_NUMBERS: Final = {"q4": 0, "q8": 1, "f32": 2}
 _EMBEDDING: Final = len(MATRICES)
 _HEAD: Final = len(MATRICES) + 1
 _FINAL_NORM: Final = len(VECTORS)
-
-
-class ReplayError(RuntimeError):
-    """A program met a state that it must not run on; the state is unchanged."""
 
 
 class NativeModel:
@@ -78,7 +80,7 @@ class NativeModel:
         self.state = state
         self.library = open_library(library, geometry, pool)
         _check_state(state, pool, is_float32=is_float32(self.library))
-        self._tables = rotary_tables(geometry, pool.context_length_tokens)
+        self._tables = rotary_tables(geometry, pool.pages_per_row * pool.page_size_tokens)
         weight_bytes = sum(-(-array.nbytes // 64) * 64 for array in arrays.values())
         self.handle = self._create(threads, weight_bytes)
         self._finalizer = weakref.finalize(self, self.library.ign_destroy, self.handle)
@@ -247,7 +249,9 @@ class NativeProgram:
         """Write the frame's inputs. Raises FrameError when it does not fit; nothing is written."""
         check_frame(self._descriptor, frame, self._model.geometry, self._model.pool)
         if self._descriptor.kind in PREFILL_KINDS:
-            self._check_pages(frame)
+            # The C code follows the page table without looking, so it must be mapped that far.
+            page_size = self._model.pool.page_size_tokens
+            check_pages(self._descriptor, frame, self._model.state.page_table, page_size)
         load_frame(self._descriptor, frame, self._buffers)
         if self._descriptor.kind is GraphKind.SCORED_PREFILL:
             count = int(self._buffers["count"][0])
@@ -273,19 +277,6 @@ class NativeProgram:
     def read(self, frame: Frame) -> tuple[LaneOutput, ...]:
         """Return the outputs, one per lane of the frame in its order."""
         return read_frame(self._descriptor, frame, self._buffers)
-
-    def _check_pages(self, frame: Frame) -> None:
-        """The C code follows the page table without looking, so it must be mapped that far."""
-        lane = frame.lanes[0]
-        assert lane.prompt_token_ids is not None
-        pages = -(
-            -(lane.position + len(lane.prompt_token_ids)) // self._model.pool.page_size_tokens
-        )
-        if (self._model.state.page_table[lane.row, :pages] < 0).any():
-            raise FrameError(
-                f"{self._descriptor.name}: row {lane.row} has fewer than the {pages} pages that "
-                "this chunk reaches"
-            )
 
     def _active(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
         is_active = self._buffers["rows"] >= 0
