@@ -185,7 +185,7 @@ policy_strategy = st.builds(
     decode_age_price=st.sampled_from([0.0, 0.1]),
     terminal_value=st.sampled_from([0.0, 256.0]),
     terminal_age_price=st.sampled_from([0.0, 1.0]),
-    prefill_weight=st.sampled_from([0.5, 1.0, 8.0]),
+    prefill_balance=st.sampled_from([0.0, 0.5, 1.5, 8.0]),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helios.scheduler import Phase
+from helios.scheduler import Phase, PolicyConfig
 from tests.scheduler.oracles.shadow import Shadow
 from tests.support.catalogs import ModelledCatalog, gpu_like, modelled
 from tests.support.checkers import Checker
@@ -32,7 +32,8 @@ def simulate(
     model: ModelledCatalog, seed: int, steps: int, *, rows: int, pages: int, with_shadow: bool
 ) -> tuple[World, Workload, Shadow | None]:
     """Run a workload to its end and drain it."""
-    world = World(model, rows=rows, pages=pages, page_size=64, waiting=64)
+    policy = (PolicyConfig(), PolicyConfig.balanced(), PolicyConfig.throughput())[seed % 3]
+    world = World(model, rows=rows, pages=pages, page_size=64, waiting=64, policy=policy)
     Checker.watch(world)
     shadow = Shadow.watch(world) if with_shadow else None
     workload = Workload(world, seed, Mix())

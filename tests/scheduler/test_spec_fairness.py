@@ -16,7 +16,11 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize("count", [5, 16])
-@pytest.mark.parametrize("policy", [PolicyConfig(), PolicyConfig.throughput()])
+@pytest.mark.parametrize(
+    "policy",
+    [PolicyConfig(), PolicyConfig.balanced(), PolicyConfig.throughput()],
+    ids=["table", "balanced", "throughput"],
+)
 def test_startup(count: int, policy: PolicyConfig) -> None:
     """First outputs within 100 ms, gaps under 150 ms, spread of one token (Verification)."""
     world = measured_world(rows=16, policy=policy)
@@ -97,7 +101,7 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
 def test_nobody_starves(seed: int) -> None:
     """With positive fairness every runnable request is served within a bound (decisions, 11.7)."""
     model = gpu_like(rows=8, prefills=(64, 512, 4096))
-    world = World(model, rows=8)
+    world = World(model, rows=8, policy=(PolicyConfig(), PolicyConfig.balanced())[seed % 2])
     waits = Waits(world)
     quiet = Mix(arrival=0.2, longest_prompt=6000, longest_output=80, pause=0.0, cancel=0.0)
     workload = Workload(world, seed, quiet)
@@ -162,10 +166,15 @@ def test_load_below_capacity_keeps_the_backlog_bounded() -> None:
     assert max(stream.first_output_ms for stream in streams) < 400.0
 
 
+@pytest.mark.parametrize(
+    "policy", [PolicyConfig(), PolicyConfig.balanced()], ids=["table", "balanced"]
+)
 @pytest.mark.parametrize("gap_ms", [0.0, 1.0, 2.0, 4.0, 8.0])
-def test_startup_does_not_depend_on_the_spacing_of_arrivals(gap_ms: float) -> None:
+def test_startup_does_not_depend_on_the_spacing_of_arrivals(
+    gap_ms: float, policy: PolicyConfig
+) -> None:
     """Sixteen requests a few ms apart all get their first output within 100 ms (Verification)."""
-    world = measured_world(rows=16)
+    world = measured_world(rows=16, policy=policy)
     start_ms = world.now_ns / MS
     for index in range(16):
         if gap_ms:
@@ -206,7 +215,7 @@ def measured_share(adaptation_ms: float, horizon_ms: float) -> float:
             **{f"prefill-c{tokens}": ms for tokens, ms in PREFILL_MS.items()},
         }
     )
-    policy = PolicyConfig(decode_age_price=0.0, adaptation_ms=adaptation_ms)
+    policy = PolicyConfig(decode_age_price=0.0, prefill_balance=0.0, adaptation_ms=adaptation_ms)
     world = World(model, rows=5, pages=64, page_size=1 << 20, context=1 << 26, policy=policy)
     measure_all(world, prompt=576)
     for index in range(4):

@@ -476,22 +476,26 @@ def test_retirement_earns_no_service() -> None:
     assert sum(len(f.lanes) for f in retired) == 6
 
 
-def test_prefill_weight_scales_prompts_alone() -> None:
-    """`prefill_weight` multiplies a prompt's fairness while it is consumed (decision 0005)."""
+@pytest.mark.parametrize(
+    ("balance", "decoders", "prompts", "weight"),
+    [(0.0, 4, 1, 1.0), (1.5, 0, 2, 1.0), (1.5, 4, 1, 6.0), (1.5, 2, 2, 1.5), (0.5, 1, 2, 1.0)],
+)
+def test_prompts_weigh_as_a_class(
+    balance: float, decoders: int, prompts: int, weight: float
+) -> None:
+    """All prompts together weigh `prefill_balance` times all decoders (decision 0005).
 
-    def values(prefill_weight: float) -> tuple[float, float]:
-        policy = PolicyConfig(prefill_weight=prefill_weight)
-        world = measured_world(rows=4, prefills=(64,), policy=policy)
-        decoding(world, "a")
-        world.admit("p", 64)
-        scores = scores_of(world)
-        return scores["decode-b1"].service_value, scores["initialize-b1"].service_value
-
-    (decode, prompt), (decode_8, prompt_8) = values(1.0), values(8.0)
-    intrinsic = 64 + BETA
-    assert prompt_8 - intrinsic == pytest.approx(8 * (prompt - intrinsic))
-    # The stream was a prompt once; what its price went through since then is its own history.
-    assert decode_8 == pytest.approx(decode, rel=0.2)
+    A prompt's own weight is never reduced, and decoders keep theirs.
+    """
+    streams = [f"s{index}" for index in range(decoders)]
+    world = measured_world(rows=8, prefills=(64,), policy=PolicyConfig(prefill_balance=balance))
+    decoding(world, *streams)
+    for index in range(prompts):
+        world.admit(f"p{index}", 64)
+    scores = scores_of(world)
+    price = POLICY.arrival_shares * (decoders + prompts) * 4.0 / 64.0
+    expected = 64 + BETA + 65 * F * weight * price
+    assert scores["initialize-b1"].service_value == pytest.approx(expected)
 
 
 # ---- policy table -------------------------------------------------------------------------

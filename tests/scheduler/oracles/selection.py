@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from helios.scheduler import GraphKind, PolicyConfig
 
+PROMPT_STATES = ("new", "prompt")
 PREFILLS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
 
 
@@ -84,6 +85,15 @@ class Situation:
         policy = self.policy
         return decoders * policy.decode_age_price + terminals * policy.terminal_age_price
 
+    @property
+    def prompt_weight(self) -> float:
+        """What all prompts together weigh, in requests, shared by them; at least their own."""
+        decoders = sum(1 for lane in self.lanes if lane.state == "decode")
+        prompts = sum(1 for lane in self.lanes if lane.state in PROMPT_STATES)
+        if not prompts:
+            return 1.0
+        return max(1.0, self.policy.prefill_balance * decoders / prompts)
+
     def reference_ms(self, kind: GraphKind) -> float | None:
         """Sigma of the decode or terminal family; None while none of its graphs is measured."""
         state = "decode" if kind is GraphKind.DECODE else "terminal"
@@ -99,7 +109,7 @@ class Situation:
 def token_value(situation: Situation, lane: Lane, prompt: int, output: int) -> float:
     """Price `prompt` prompt tokens and `output` output tokens of one lane."""
     policy = situation.policy
-    weight = lane.weight * (policy.prefill_weight if lane.state in ("new", "prompt") else 1.0)
+    weight = lane.weight * (situation.prompt_weight if lane.state in PROMPT_STATES else 1.0)
     fairness = policy.token_fairness * weight * lane.token_price
     return prompt * (1.0 + fairness) + output * (policy.output_token_value + fairness)
 
