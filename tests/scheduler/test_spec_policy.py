@@ -1,0 +1,98 @@
+"""The design's policy preferences, and what the project added to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from helios.scheduler import (
+    InvalidPolicyError,
+    PolicyConfig,
+)
+from tests.support.catalogs import gpu_like
+from tests.support.decisions import decoding, scores_of
+from tests.support.world import World, measured_world
+
+POLICY = PolicyConfig()
+BETA, F, G, C = (
+    POLICY.output_token_value,
+    POLICY.token_fairness,
+    POLICY.delivery_fairness,
+    POLICY.decode_age_price,
+)
+
+
+@pytest.mark.parametrize(
+    ("balance", "decoders", "prompts", "weight"),
+    [(0.0, 4, 1, 1.0), (1.5, 0, 2, 1.0), (1.5, 4, 1, 6.0), (1.5, 2, 2, 1.5), (0.5, 1, 2, 1.0)],
+)
+def test_prompts_weigh_as_a_class(
+    balance: float, decoders: int, prompts: int, weight: float
+) -> None:
+    """All prompts together weigh `prefill_balance` times all decoders (decision 0005).
+
+    A prompt's own weight is never reduced, and decoders keep theirs.
+    """
+    streams = [f"s{index}" for index in range(decoders)]
+    world = measured_world(rows=8, prefills=(64,), policy=PolicyConfig(prefill_balance=balance))
+    decoding(world, *streams)
+    for index in range(prompts):
+        world.admit(f"p{index}", 64)
+    scores = scores_of(world)
+    price = POLICY.arrival_shares * (decoders + prompts) * 4.0 / 64.0
+    expected = 64 + BETA + 65 * F * weight * price
+    assert scores["initialize-b1"].service_value == pytest.approx(expected)
+
+
+# ---- policy table -------------------------------------------------------------------------
+
+
+def test_policy_defaults() -> None:
+    """The table of policy preferences (Policy preferences)."""
+    assert (
+        POLICY.output_token_value,
+        POLICY.token_fairness,
+        POLICY.delivery_fairness,
+        POLICY.decode_age_price,
+        POLICY.terminal_value,
+        POLICY.terminal_age_price,
+        POLICY.adaptation_ms,
+        POLICY.estimate_ttl_ns,
+    ) == (64, 16, 4, 0.1, 256, 1, 100, 30_000_000_000)
+
+
+def test_throughput_preset() -> None:
+    """Throughput keeps token fairness and value, zeroes delivery and age (Policy preferences)."""
+    expected = dataclasses.replace(POLICY, delivery_fairness=0.0, decode_age_price=0.0)
+    assert PolicyConfig.throughput() == expected
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(PolicyConfig)])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, -math.inf, "1", True, None])
+def test_policy_values_are_finite_and_nonnegative(field: str, value: object) -> None:
+    """Values must be finite and nonnegative; the error names the field (Policy preferences)."""
+    with pytest.raises(InvalidPolicyError, match=field):
+        PolicyConfig(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "output_token_value",
+        "token_fairness",
+        "delivery_fairness",
+        "decode_age_price",
+        "terminal_value",
+        "terminal_age_price",
+    ],
+)
+def test_zero_disables_a_preference(field: str) -> None:
+    """Zero removes the preference and is legal (Policy preferences)."""
+    model = gpu_like(rows=2)
+    world = World(model, rows=2, policy=PolicyConfig(**{field: 0.0}), seeded=model.duration_ns)
+    world.admit("a", 64, 5)
+    world.admit("b", 640, 5)
+    world.run_until_idle()
+    assert all(len(stream.tokens) == 5 for stream in world.streams.values())
