@@ -12,6 +12,7 @@ from helios.scheduler import (
 )
 from tests.scheduler.oracles.price_flow import integrate
 from tests.support.catalogs import NS_PER_MS as MS
+from tests.support.catalogs import modelled
 from tests.support.snapshot import freeze
 from tests.support.solo import POLICY, SOLO, prices_of, run_one, solo, timed
 from tests.support.world import World, measure_all, measured_world
@@ -205,3 +206,31 @@ def test_publication_reports_are_checked() -> None:
         with pytest.raises(SchedulerError):
             world.scheduler.published_output(handle, fence)
         assert freeze(world.scheduler) == before
+
+
+def test_decoders_without_any_price_stand_at_their_share() -> None:
+    """No rate is invented: what no prefill timing priced, the decode family prices (utility 2.5).
+
+    Two decoders whose prefill never reported a device interval: N = K = 2, sigma = 2 * 3 / 2.
+    """
+    model = modelled(
+        {"initialize-b2": 0.25, "prefill-c64": 4.0, "decode-b2": 3.0, "terminal-b2": 0.25}
+    )
+    world = World(model, rows=2)
+    world.timing_of = lambda inner, flight: timed(0.0 if "prefill" in flight.name else 3.0)
+    for name in "ab":
+        world.admit(name, 16, 900, needs_feedback=True)
+    while any(not stream.tokens for stream in world.streams.values()):
+        world.step()
+    unpriced = world.plan()
+    assert unpriced is not None
+    assert unpriced.terms is not None
+    while world.log[-1].name != "decode-b2" or world.queue:
+        world.step()
+    price = POLICY.arrival_shares * 2 / (2 / 3.0)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.terms is not None
+    assert len(plan.steps) == 2
+    expected = 2 * (POLICY.output_token_value + POLICY.token_fairness * price)
+    assert plan.terms.service_value == pytest.approx(expected)
