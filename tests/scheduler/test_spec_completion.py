@@ -121,6 +121,43 @@ def test_impossible_timings_change_nothing(fields: dict[str, object]) -> None:
     assert freeze(world.scheduler) == before
 
 
+@pytest.mark.parametrize("ending", ["none", "stop", "cancel"])
+@pytest.mark.parametrize("terminated", [False, True])
+def test_a_queued_lane_is_silent_after_an_end_token(terminated: bool, ending: str) -> None:
+    """The queued frame's lane of an ended request produces nothing, and nothing else is accepted.
+
+    A device may report the lane as terminated or not. A token after the end contradicts it, also
+    when the host stopped or cancelled the request while both frames were in flight.
+    """
+    world = measured_world(rows=2)
+    world.admit("a", 32, 50, ends_at=4)
+    world.admit("b", 32, 50)
+    while any(len(stream.tokens) < 3 for stream in world.streams.values()):
+        world.step()
+    world.submit()
+    assert len(world.queue) == 2
+    {"none": lambda name: None, "stop": world.stop, "cancel": world.cancel}[ending]("a")
+    world.finish_frame()
+    assert world.streams["a"].produced == 4
+    (flight,) = world.queue
+    assert set(flight.lanes) == {"a", "b"}
+    world.queue.clear()
+    world.advance_to(flight.finish_ns)
+    timing = timed(3.0)
+    good = [world._execute(step.handle, flight) for step in flight.plan.steps]
+    at = flight.lanes.index("a")
+    assert good[at].tokens == ()
+    good[at] = dataclasses.replace(good[at], terminated=terminated)
+    talking = list(good)
+    talking[at] = dataclasses.replace(good[at], tokens=(7,), terminated=False)
+    before = freeze(world.scheduler)
+    with pytest.raises(CompletionError):
+        world.scheduler.complete(flight.fence, talking, timing)
+    assert freeze(world.scheduler) == before
+    tokens = world.scheduler.complete(flight.fence, good, timing)
+    assert [world.by_handle[token.handle].name for token in tokens] == ["b"]
+
+
 def test_setup_earns_no_tokens() -> None:
     """Setup never earns committed tokens (Prerequisites)."""
     world, flight = in_flight(GraphKind.INITIALIZE)
