@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from helios.scheduler import (
     Catalog,
     ExecutionTiming,
+    Fence,
     GraphKind,
     PolicyConfig,
     SelectionReason,
@@ -18,6 +19,7 @@ from helios.scheduler import (
 )
 from tests.scheduler.oracles import costs
 from tests.support.catalogs import ModelledCatalog, modelled
+from tests.support.snapshot import freeze
 from tests.support.world import Flight, World, measure_all
 
 TTL_NS = PolicyConfig().estimate_ttl_ns
@@ -316,8 +318,12 @@ def test_stale_graphs_wait_for_an_empty_queue() -> None:
 
 
 def test_commit_rechecks_freshness() -> None:
-    """A saved plan can outlive the freshness of its estimate (Duration estimates)."""
-    world = World(SOLO, rows=1)
+    """A saved plan can outlive the freshness of its estimate (Duration estimates).
+
+    The interval is shorter than a frame, so it passes while the head is still within its time and
+    nothing but freshness speaks against the plan.
+    """
+    world = World(SOLO, rows=1, policy=PolicyConfig(estimate_ttl_ns=2 * MS))
     world.admit("a", 16, 2_000)
     world.run(10)
     while world.queue:
@@ -328,9 +334,11 @@ def test_commit_rechecks_freshness() -> None:
     saved = world.plan()
     assert saved is not None
     assert not saved.needs_empty_queue
-    world.advance_to(world.now_ns + TTL_NS + 1)
+    world.advance(2.5)
+    before = freeze(world.scheduler)
     with pytest.raises(StalePlanError):
-        world.commit(saved)
+        world.scheduler.commit(saved, Fence(10_000))
+    assert freeze(world.scheduler) == before
 
 
 def test_seeded_costs_are_eligible_but_never_fresh() -> None:
