@@ -20,7 +20,7 @@ from helios.engine.messages import (
     SamplingMessage,
 )
 from helios.engine.ports import Detokenizer, LaneOutput
-from helios.scheduler import GraphKind, Phase, StalePlanError
+from helios.scheduler import Catalog, GraphKind, Phase, StalePlanError
 from tests.engine.world import World, request
 from tests.runtime.counting import (
     CONTEXT,
@@ -30,6 +30,7 @@ from tests.runtime.counting import (
     POISON_TOKEN,
     ROWS,
     AlphabetDetokenizer,
+    CountingModel,
     logprobs_of,
     text_of,
 )
@@ -64,6 +65,7 @@ def test_an_end_token_is_counted_and_not_shown() -> None:
     assert world.finished("a") == Finished(
         request_id="a", reason="stop", prompt_tokens=1, output_tokens=3, stop_matched=EOS
     )
+    assert world.stats().counters["flare_deliveries_total"] == 2, "nobody saw the end token"
     world.assert_everything_is_back()
 
 
@@ -550,6 +552,22 @@ def test_rejections_name_code_and_field() -> None:
     ]
     world.run()
     assert [type(e) for e in world.events].count(Finished) == 1
+
+
+def test_what_the_catalog_cannot_do_is_refused_at_the_door() -> None:
+    class WithoutScores(CountingModel):
+        @property
+        def catalog(self) -> Catalog:
+            graphs = super().catalog.graphs
+            return Catalog.of(g for g in graphs if g.kind is not GraphKind.SCORED_PREFILL)
+
+    world = World(model=WithoutScores())
+    world.core.handle(request("a", scored=True))
+    world.core.step()
+    (rejected,) = world.events
+    assert isinstance(rejected, Rejected)
+    assert rejected.code == "invalid_request"
+    assert "scored" in rejected.message
 
 
 def test_requests_beyond_the_waiting_limit_are_refused_and_the_rest_is_served() -> None:

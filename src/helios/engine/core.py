@@ -27,21 +27,13 @@ from helios.engine.ports import Clock, DetokenizerFactory, Executor, FrameResult
 from helios.engine.publication import Publication, publish
 from helios.engine.requests import LiveRequest
 from helios.engine.stats import EngineStats, Usage
-from helios.engine.trace import (
-    LaneTrace,
-    TraceSink,
-    arrival_record,
-    finish_record,
-    frame_record,
-    plan_record,
-)
+from helios.engine.trace import DecisionTrace, LaneTrace, Tracer, TraceSink
 from helios.scheduler import (
     CompletionError,
     ExecutionTiming,
     Fence,
     GeneratedToken,
     QueueFullError,
-    RequestHandle,
     ScheduledPlan,
     Scheduler,
     SchedulerError,
@@ -87,7 +79,7 @@ class EngineCore:
         self._sink = sink
         self._detokenizers = detokenizers
         self._rules = rules
-        self._trace = trace
+        self._tracer = Tracer(trace)
         self._stats = EngineStats()
         self._roster = Roster()
         self._flights: deque[Flight] = deque()
@@ -147,8 +139,7 @@ class EngineCore:
         self._roster.add(live)
         self._stats.on_submitted()
         self._stats.on_activity(is_active=True, now_ns=now_ns)
-        if self._trace is not None:
-            self._trace.write(arrival_record(request, live))
+        self._tracer.on_arrival(request, live)
 
     def _reject(self, request: Submit, code: str, message: str, param: str | None) -> None:
         self._stats.on_rejected(code)
@@ -172,8 +163,7 @@ class EngineCore:
         self._outbox.append(finished)
         now_ns = self._clock.now_ns()
         self._stats.on_finished(request, reason, now_ns)
-        if self._trace is not None:
-            self._trace.write(finish_record(finished, at_ns=now_ns))
+        self._tracer.on_finish(finished, at_ns=now_ns)
 
     def _complete(self, result: FrameResult) -> None:
         """Complete the oldest frame and publish what it made visible."""
@@ -190,17 +180,14 @@ class EngineCore:
         else:
             self._stats.on_failed_frame(flight.plan)
             lanes = self._fail_frame(flight, error)
-        if self._trace is not None:
-            self._trace.write(
-                frame_record(
-                    result,
-                    at_ns=begun_ns,
-                    follows_idle=flight.follows_idle,
-                    complete_ns=complete_ns,
-                    error=error,
-                    lanes=lanes,
-                )
-            )
+        self._tracer.on_frame(
+            result,
+            lanes,
+            at_ns=begun_ns,
+            complete_ns=complete_ns,
+            follows_idle=flight.follows_idle,
+            error=error,
+        )
 
     def _commit_outputs(
         self, flight: Flight, result: FrameResult, *, observed_ns: int
@@ -264,12 +251,14 @@ class EngineCore:
             return False
         at_ns = self._advance()
         plan = self._scheduler.plan()
-        planned_ns = self._clock.now_ns()
-        if plan is None or (plan.needs_empty_queue and self._flights):
-            self._stats.on_planned(plan_ns=planned_ns - at_ns, commit_ns=None)
+        plan_ns = self._clock.now_ns() - at_ns
+        if plan is None:
+            self._stats.on_planned(plan_ns=plan_ns, commit_ns=None)
             return False
-        # The commit ends the decision, so what was compared must be asked for before it.
-        candidates = self._scheduler.explain() if self._trace is not None else ()
+        return self._commit_and_submit(plan, self._decision_trace(at_ns, plan_ns))
+
+    def _commit_and_submit(self, plan: ScheduledPlan, decision: DecisionTrace) -> bool:
+        """Commit a plan and hand its frame over; False when it is stale already."""
         fence = Fence(self._next_fence)
         requests = self._requests_of(plan)
         frame = frame_of(plan, fence, requests)
@@ -278,28 +267,30 @@ class EngineCore:
             self._scheduler.commit(plan, fence)
         except StalePlanError:
             # An estimate may pass its freshness between the two calls; the next turn replans.
-            self._stats.on_planned(plan_ns=planned_ns - at_ns, commit_ns=None)
+            self._stats.on_planned(plan_ns=decision.plan_ns, commit_ns=None)
             return False
         commit_ns = self._clock.now_ns() - begun_ns
         self._executor.submit(frame)
         self._next_fence += 1
-        self._stats.on_planned(plan_ns=planned_ns - at_ns, commit_ns=commit_ns)
-        self._on_submitted(plan, fence, requests, at_ns=at_ns)
-        if self._trace is not None:
-            self._trace.write(
-                plan_record(
-                    plan,
-                    fence=fence,
-                    at_ns=at_ns,
-                    requests=requests,
-                    candidates=candidates,
-                    request_ids=self._request_id_of,
-                    queued_frames=len(self._flights) - 1,
-                    plan_ns=planned_ns - at_ns,
-                    commit_ns=commit_ns,
-                )
-            )
+        self._stats.on_planned(plan_ns=decision.plan_ns, commit_ns=commit_ns)
+        self._tracer.on_plan(
+            plan,
+            decision,
+            fence=fence,
+            requests=requests,
+            queued_frames=len(self._flights),
+            commit_ns=commit_ns,
+        )
+        self._on_submitted(plan, fence, requests, at_ns=decision.at_ns)
         return True
+
+    def _decision_trace(self, at_ns: int, plan_ns: int) -> DecisionTrace:
+        """Return what the trace tells of the decision; its candidates only when one is written."""
+        if not self._tracer.is_on:
+            return DecisionTrace(at_ns, plan_ns)
+        # Frames in flight and plans concern live requests only, and so do candidates.
+        request_ids = {live.handle: live.request_id for live in self._roster.all()}
+        return DecisionTrace(at_ns, plan_ns, self._scheduler.explain(), request_ids)
 
     def _requests_of(self, plan: ScheduledPlan) -> tuple[LiveRequest, ...]:
         """Return the live request of every lane; the plan was made from live requests only."""
@@ -309,11 +300,6 @@ class EngineCore:
             assert request is not None, f"the plan serves {step.handle}, which is not live"
             requests.append(request)
         return tuple(requests)
-
-    def _request_id_of(self, handle: RequestHandle) -> str:
-        """Return the client's id of a live handle."""
-        request = self._roster.with_handle(handle)
-        return request.request_id if request is not None else str(handle)
 
     def _on_submitted(
         self,

@@ -82,7 +82,7 @@ def _publish_lane(
             terminated=lane.terminated and position == len(lane.tokens) - 1,
             is_last=generated.is_last,
         )
-    if request.stop_string_ended and not (tokens and tokens[-1].is_last):
+    if request.stop_string_ended:
         published.stopped.append(request)
     if tokens and request.is_deliverable(text):
         delta = request.take_delta(text)

@@ -108,10 +108,9 @@ class LiveRequest:
         Tokens that only wait for the rest of a character or of a stop string are not visible yet.
         A run of tokens that have no text at all is visible to a client that counts tokens.
         """
+        assert self._undelivered_tokens, "asked after a commit, with the committed token at hand"
         if text:
             return True
-        if not self._undelivered_tokens:
-            return False
         if self.finish_reason is not None:
             return True
         holds_text = self._filter is not None and bool(self._filter.held)

@@ -123,6 +123,7 @@ class EngineStats:
 
     def on_delivery(self, request: LiveRequest, *, tokens: int, now_ns: int) -> None:
         """Observe one delivery and move the request's delivery time."""
+        assert tokens > 0, "a delivery carries the tokens that it makes visible"
         self._counters["flare_deliveries_total"] += 1
         if request.last_delivery_ns is None:
             waited_s = (now_ns - request.arrival_ns) * _S_PER_NS
@@ -130,9 +131,8 @@ class EngineStats:
         else:
             gap_s = (now_ns - request.last_delivery_ns) * _S_PER_NS
             self._histograms["flare_delivery_gap_seconds"].observe(gap_s)
-            if tokens:
-                per_token = self._histograms["flare_time_per_output_token_seconds"]
-                per_token.observe(gap_s / tokens, times=tokens)
+            per_token = self._histograms["flare_time_per_output_token_seconds"]
+            per_token.observe(gap_s / tokens, times=tokens)
         request.last_delivery_ns = now_ns
 
     def on_stall(self) -> None:

@@ -6,7 +6,7 @@ A record is a plain mapping of JSON values. The sink decides where it goes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from helios.engine.messages import Finished, Submit
@@ -37,6 +37,88 @@ class TraceSink(Protocol):
     def write(self, record: TraceRecord) -> None:
         """Take one record; must not fail the engine."""
         ...
+
+
+class Tracer:
+    """Writes the engine's records to a sink; without one it costs a comparison."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, sink: TraceSink | None) -> None:
+        self._sink = sink
+
+    @property
+    def is_on(self) -> bool:
+        """Whether records go anywhere: what only they need is not worth computing otherwise."""
+        return self._sink is not None
+
+    def on_arrival(self, request: Submit, live: LiveRequest) -> None:
+        """Write an accepted request."""
+        if self._sink is not None:
+            self._sink.write(arrival_record(request, live))
+
+    def on_finish(self, finished: Finished, *, at_ns: int) -> None:
+        """Write a request's end."""
+        if self._sink is not None:
+            self._sink.write(finish_record(finished, at_ns=at_ns))
+
+    def on_plan(
+        self,
+        plan: ScheduledPlan,
+        decision: DecisionTrace,
+        *,
+        fence: int,
+        requests: Sequence[LiveRequest],
+        queued_frames: int,
+        commit_ns: int,
+    ) -> None:
+        """Write a committed plan."""
+        if self._sink is not None:
+            self._sink.write(
+                plan_record(
+                    plan,
+                    decision,
+                    fence=fence,
+                    requests=requests,
+                    queued_frames=queued_frames,
+                    commit_ns=commit_ns,
+                )
+            )
+
+    def on_frame(
+        self,
+        result: FrameResult,
+        lanes: Sequence[LaneTrace],
+        *,
+        at_ns: int,
+        complete_ns: int,
+        follows_idle: bool,
+        error: str | None,
+    ) -> None:
+        """Write a completed or failed frame."""
+        if self._sink is not None:
+            self._sink.write(
+                frame_record(
+                    result,
+                    lanes,
+                    at_ns=at_ns,
+                    complete_ns=complete_ns,
+                    follows_idle=follows_idle,
+                    error=error,
+                )
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecisionTrace:
+    """What is known of a decision besides its plan."""
+
+    at_ns: int
+    plan_ns: int
+    """Host time of plan()."""
+    candidates: Sequence[CandidateScore] = ()
+    """Best first."""
+    request_ids: Mapping[RequestHandle, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,21 +182,18 @@ def finish_record(finished: Finished, *, at_ns: int) -> TraceRecord:
 
 def plan_record(
     plan: ScheduledPlan,
+    decision: DecisionTrace,
     *,
     fence: int,
-    at_ns: int,
     requests: Sequence[LiveRequest],
-    candidates: Sequence[CandidateScore],
-    request_ids: Callable[[RequestHandle], str],
     queued_frames: int,
-    plan_ns: int,
     commit_ns: int,
 ) -> TraceRecord:
     """Return the record of a committed plan."""
     return {
         "type": "plan",
         "fence": fence,
-        "at_ns": at_ns,
+        "at_ns": decision.at_ns,
         "graph": plan.graph.name,
         "graph_index": plan.graph_index,
         "reason": plan.reason.value,
@@ -135,22 +214,22 @@ def plan_record(
             for step, request in zip(plan.steps, requests, strict=True)
         ],
         "candidates": [
-            candidate_entry(score, [request_ids(handle) for handle in score.handles])
-            for score in candidates[:MAX_CANDIDATES]
+            candidate_entry(score, [decision.request_ids[handle] for handle in score.handles])
+            for score in decision.candidates[:MAX_CANDIDATES]
         ],
-        "plan_ns": plan_ns,
+        "plan_ns": decision.plan_ns,
         "commit_ns": commit_ns,
     }
 
 
 def frame_record(
     result: FrameResult,
+    lanes: Sequence[LaneTrace],
     *,
     at_ns: int,
-    follows_idle: bool,
     complete_ns: int,
+    follows_idle: bool,
     error: str | None,
-    lanes: Sequence[LaneTrace],
 ) -> TraceRecord:
     """Return the record of a completed or failed frame."""
     return {
