@@ -73,7 +73,7 @@ PrecisionOption = Annotated[
     Precision | None,
     typer.Option(
         rich_help_panel=_PREPARING,
-        help="int8 or fp32 [default: int8 where native programs can be had].",
+        help="int8 or fp32 (default: int8 where native programs can be had).",
     ),
 ]
 BackendOption = Annotated[
@@ -87,7 +87,7 @@ MemoryOption = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=_PREPARING,
-        help="Budget for weights, cache and buffers, such as 2GiB [default: what the plan needs].",
+        help="Budget for weights, cache and buffers, such as 2GiB (default: what the plan needs).",
     ),
 ]
 ConcurrencyOption = Annotated[
@@ -99,7 +99,7 @@ ConcurrencyOption = Annotated[
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        min=1, rich_help_panel=_PREPARING, help="Compute threads [default: one per usable core]."
+        min=1, rich_help_panel=_PREPARING, help="Compute threads (default: one per usable core)."
     ),
 ]
 ContextOption = Annotated[
@@ -108,7 +108,7 @@ ContextOption = Annotated[
         "--context",
         min=16,
         rich_help_panel=_PREPARING,
-        help="Longest prompt plus output, in tokens [default: the model's own].",
+        help="Longest prompt plus output, in tokens (default: the model's own).",
     ),
 ]
 BucketsOption = Annotated[
@@ -116,7 +116,7 @@ BucketsOption = Annotated[
     typer.Option(
         "--request-buckets",
         rich_help_panel=_PREPARING,
-        help="Batch capacities of the decode graphs, such as 1,2,4,8,16 [default: powers of two].",
+        help="Batch capacities of the decode graphs, such as 1,2,4,8,16 (default: powers of two).",
     ),
 ]
 CapacitiesOption = Annotated[
@@ -124,6 +124,6 @@ CapacitiesOption = Annotated[
     typer.Option(
         "--prefill-capacities",
         rich_help_panel=_PREPARING,
-        help="Prompt capacities of the prefill graphs, such as 16,64,256 [default: by the plan].",
+        help="Prompt capacities of the prefill graphs, such as 16,64,256 (default: by the plan).",
     ),
 ]

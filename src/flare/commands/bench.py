@@ -25,7 +25,7 @@ def bench(
         str, typer.Option(help="A, B, C: 1, 4, 16 streams; T: first token; D: long prompt.")
     ] = ",".join(SCENARIOS),
     model: Annotated[
-        str | None, typer.Option(help="Model to ask for [default: the first one served].")
+        str | None, typer.Option(help="Model to ask for (default: the first one served).")
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="FLARE_API_KEY", help="Key that the server wants.")
@@ -41,7 +41,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Repeat everything this often.")] = 1,
     warm: Annotated[bool, typer.Option(help="Warm the server up first.")] = True,
     seed: Annotated[
-        int | None, typer.Option(help="Of the prompts [default: new ones every time].")
+        int | None, typer.Option(help="Of the prompts (default: new ones every time).")
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")

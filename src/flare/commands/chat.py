@@ -13,7 +13,7 @@ def chat(
     *,
     url: Annotated[str, typer.Option(help="The server's URL.")] = "http://127.0.0.1:8000",
     model: Annotated[
-        str | None, typer.Option(help="Model to talk to [default: the first one served].")
+        str | None, typer.Option(help="Model to talk to (default: the first one served).")
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="FLARE_API_KEY", help="Key that the server wants.")

@@ -40,7 +40,7 @@ def prepare(
     prefill_capacities: CapacitiesOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Directory to write [default: in the user's cache]."),
+        typer.Option("--output", "-o", help="Directory to write (default: in the user's cache)."),
     ] = None,
     force: Annotated[bool, typer.Option(help="Prepare again what is there.")] = False,
 ) -> None:

@@ -17,7 +17,7 @@ def trace(
     *,
     file: Annotated[Path, typer.Argument(help="File that `flare run --trace` wrote.")],
     png: Annotated[
-        Path | None, typer.Option(help="Write the timeline here [default: FILE.png].")
+        Path | None, typer.Option(help="Write the timeline here (default: FILE.png).")
     ] = None,
     picture: Annotated[bool, typer.Option(help="Draw the timeline.")] = True,
     limit: Annotated[int, typer.Option(min=0, help="Decisions to print.")] = 40,
