@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -150,10 +151,10 @@ def test_port_is_open_before_the_engine_is_ready():
         assert server.post("/v1/completions", prompt="x").status_code == 200
 
 
-@pytest.fixture
-def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+@contextlib.contextmanager
+def serving_process(drain_timeout_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     started = subprocess.Popen(
-        [sys.executable, "-m", "tests.server.scripted_main"],
+        [sys.executable, "-m", "tests.server.scripted_main", str(drain_timeout_s)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -167,6 +168,12 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         started.kill()
         started.communicate()
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with serving_process(30) as started_and_url:
+        yield started_and_url
 
 
 def _is_up(url: str) -> bool:
@@ -220,3 +227,21 @@ def test_second_sigterm_ends_streams_with_an_error(process):
     assert started.returncode == 0, err
     assert "backend closed" in out
     assert "Traceback" not in err
+
+
+def test_a_drain_ends_by_its_limit():
+    """Design 4.3: what still runs then is told, and the process ends all the same."""
+    body = {"model": "scripted", "prompt": "x", "max_tokens": 8000, "stream": True}
+    with serving_process(0.2) as (started, url):
+        with httpx.stream(
+            "POST", url + "/v1/completions", json=body, verify=False, timeout=60
+        ) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            started.send_signal(signal.SIGTERM)
+            *_, last = lines
+        assert json.loads(last[6:])["error"]["code"] == "engine_failed"
+        out, err = started.communicate(timeout=30)
+        assert started.returncode == 0, err
+        assert "backend closed" in out
+        assert "not drained within 0.2 s" in err

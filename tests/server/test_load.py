@@ -8,6 +8,7 @@ import dataclasses
 import json
 
 import httpx
+import pytest
 
 from helios.server.config import ServerConfig
 from tests.server.live import live, until
@@ -50,6 +51,7 @@ def check_refusals(answers: list[Answer], code: str) -> None:
             assert "Hell" in answer.body
 
 
+@pytest.mark.slow
 def test_500_at_once_against_a_bounded_engine():
     backend = ScriptedBackend(slots=4, waiting_limit=40, delay_s=0.001)
     with live(backend) as server:
@@ -66,6 +68,7 @@ def test_500_at_once_against_a_bounded_engine():
         assert server.post("/v1/completions", prompt="x").status_code == 200
 
 
+@pytest.mark.slow
 def test_500_at_once_against_a_bounded_server():
     backend = ScriptedBackend(slots=4, delay_s=0.001)
     with live(backend, ServerConfig(max_requests=20)) as server:

@@ -16,6 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode, Response
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from helios.server.config import ServerConfig
 from helios.server.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from helios.server.schema import ChatRequest, CompletionRequest
 from helios.server.wire import ChatCompletionChunk, CompletionChunk
@@ -112,3 +113,13 @@ def test_chunks_are_as_described(server, usage, logprobs):
         finished = [c for chunk in chunks for c in chunk.choices if c.finish_reason]
         assert sorted(choice.index for choice in finished) == [0, 1]
         assert all(choice.stop_reason is None for choice in finished)
+
+
+def test_document_before_the_model_is_known_and_with_a_key():
+    """Design 5.1: the model's names and limits come in when they are known."""
+    starting = ScriptedBackend(greeting=None)
+    with live(starting, ServerConfig(api_key="k")) as running:
+        document = running.http.get("/openapi.json", headers={"authorization": "Bearer k"}).json()
+    assert "enum" not in document["components"]["schemas"]["ChatRequest"]["properties"]["model"]
+    assert document["security"] == [{"key": []}]
+    assert document["paths"]["/health"]["get"]["security"] == []

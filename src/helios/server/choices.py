@@ -79,7 +79,7 @@ class ChoiceStreams:
     def _failure(self, event: EngineEvent | Exception) -> Exception:
         if isinstance(event, Rejected):
             if event.code == "invalid_request":
-                return invalid(event.message, event.param, code="invalid_value")
+                return invalid(event.message, event.param)
             return unavailable(event.message, code=event.code, retry_after_s=self._retry_after_s)
         if isinstance(event, EngineUnavailableError):
             return unavailable(

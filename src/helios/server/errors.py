@@ -65,7 +65,7 @@ class ApiError(Exception):
         )
 
 
-def invalid(message: str, param: str | None = None, *, code: str | None = None) -> ApiError:
+def invalid(message: str, param: str | None = None, *, code: str = "invalid_value") -> ApiError:
     """Return the refusal of a request that can never succeed as it is."""
     return ApiError(400, message, param=param, code=code)
 
