@@ -24,7 +24,10 @@ from tests.ignition.tiny import hugging_face_state
 ROWS = 33
 ROW_PAGES = 7
 POOL = PoolGeometry(
-    row_count=ROWS, page_count=ROWS * ROW_PAGES, page_size_tokens=16, context_length_tokens=2560
+    row_count=ROWS,
+    page_count=ROWS * ROW_PAGES,
+    page_size_tokens=16,
+    context_length_tokens=ROW_PAGES * 16,
 )
 OUTPUT_TOKENS = 64
 _SUBJECTS = (
@@ -53,7 +56,7 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
 
 
 def catalog() -> Catalog:
-    return catalog_of(prefill=(16, 64, 256), scored=(256,), buckets=(1, 4, 16, 32))
+    return catalog_of(prefill=(16, 64, 112), scored=(112,), buckets=(1, 4, 16, 32))
 
 
 def eager_driver(checkpoint: Checkpoint) -> Driver:
@@ -122,21 +125,26 @@ def chunks(length: int, style: int) -> list[tuple[str, int]]:
         return [("prefill-c64", length)]
     size, name = {1: (16, "prefill-c16"), 2: (7, "prefill-c64"), 3: (1, "prefill-c16")}[style]
     if style == 3:
-        return [(name, 1), ("prefill-c256", length - 1)]
+        return [(name, 1), ("prefill-c112", length - 1)]
     return [(name, min(size, length - start)) for start in range(0, length, size)]
 
 
 def generate(
-    driver: Driver, texts: list[list[int]], rows: list[int], program: str, style: int
+    driver: Driver,
+    texts: list[list[int]],
+    rows: list[int],
+    program: str,
+    style: int,
+    count: int = OUTPUT_TOKENS,
 ) -> list[list[int]]:
-    """Greedy continuations of OUTPUT_TOKENS tokens, all texts decoding together."""
+    """Greedy continuations of `count` tokens, all texts decoding together."""
     for row in rows:
         driver.initialize([row], [pages(row)])
     outputs = [
         list(driver.prefill(row, text, chunks(len(text), (style + index) % 4)).tokens)
         for index, (row, text) in enumerate(zip(rows, texts, strict=True))
     ]
-    for _ in range(OUTPUT_TOKENS - 1):
+    for _ in range(count - 1):
         for output, lane in zip(outputs, driver.decode(rows, program), strict=True):
             output.extend(lane.tokens)
     for row in rows:

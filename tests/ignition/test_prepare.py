@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from ignition.capacity import CapacityOptions, plan_capacity
 from ignition.checkpoint import Checkpoint
@@ -17,7 +18,8 @@ from ignition.native.build import NoCompilerError
 from ignition.package import OpenedPackage, open_package
 from ignition.package_errors import PackageError
 from ignition.package_manifest import read_manifest
-from ignition.prepare import STAGES, choose_backend, prepare_package
+from ignition.prepare import STAGES, choose_backend, prepare, prepare_package
+from ignition.sources import resolve
 from tests.ignition.driver import Driver
 from tests.ignition.tiny import build
 
@@ -188,3 +190,44 @@ def test_with_a_compiler_native_int8_is_the_quiet_default() -> None:
     assert (choice.backend, choice.precision, choice.notice) == ("native", "int8", None)
     assert choose_backend("auto", "fp32").precision == "fp32"
     assert choose_backend("eager").precision == "fp32"
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_default_model_is_prepared_from_its_name_and_answers(
+    tmp_path: Path, default_gguf: Path
+) -> None:
+    """The whole way of `flare prepare`, from a name to an answer."""
+    options = CapacityOptions(
+        backend="native",
+        precision="int8",
+        concurrency=2,
+        context_length_tokens=512,
+        prefill_capacities=(64,),
+        scored_capacities=(64,),
+    )
+    stages, said = Stages(), []
+    manifest = prepare(
+        resolve(str(default_gguf)),
+        tmp_path / "smol",
+        options,
+        progress=stages,
+        notice=said.append,
+        threads=2,
+    )
+    assert said == []
+    assert {stage for stage, _, _ in stages.calls} >= set(STAGES) - {
+        "download",
+        "extract",
+        "verify",
+    }
+    package = open_package(tmp_path / "smol", verify=True)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "smol" / manifest.tokenizer.file))
+    prompt = tokenizer.encode("The capital of France is", add_special_tokens=False).ids
+    driver = Driver(package)
+    driver.initialize([1], [range(8)])
+    tokens = list(driver.prefill(1, prompt, [("prefill-c64", len(prompt))]).tokens)
+    for _ in range(3):
+        tokens += driver.decode([1])[0].tokens
+    assert "Paris" in tokenizer.decode(tokens)
+    package.close()
