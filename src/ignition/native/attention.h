@@ -8,9 +8,13 @@ enum {
     TILE_QUERIES_GOAL = 96,
     TILE_TOKENS = TILE_QUERIES_GOAL / GROUP > 0 ? TILE_QUERIES_GOAL / GROUP : 1,
     TILE_QUERIES = TILE_TOKENS * GROUP,
-    /* Shared by the heads: keys or values of one span, and scores. Per head and query: input,
-     * output, sums and maximum. */
-    SPAN_FLOATS = HEAD * SPAN + TILE_QUERIES * SPAN,
+    /* Tiles with fewer queries stream: they read every cached element once, all heads together. */
+    FEW_QUERIES = 12,
+    /* Keys or values of one span and scores; streaming keeps those of all heads. */
+    WIDE_FLOATS = HEAD * SPAN + TILE_QUERIES * SPAN,
+    STREAM_FLOATS = KV_HEADS * (HEAD * SPAN + FEW_QUERIES * SPAN),
+    SPAN_FLOATS = WIDE_FLOATS > STREAM_FLOATS ? WIDE_FLOATS : STREAM_FLOATS,
+    /* Per head and query: input, output, sums and maximum. */
     HEAD_FLOATS = TILE_QUERIES * (2 * HEAD + 2 * LANES),
     ATTENTION_FLOATS = SPAN_FLOATS + KV_HEADS * HEAD_FLOATS
 };
