@@ -6,13 +6,16 @@ from pathlib import Path
 
 from helios.engine.ports import DetokenizerFactory, PreparedModel
 from helios.runtime.text import open_detokenizers
+from ignition.measure import warm_programs
 from ignition.package import open_package
 from ignition.package_manifest import read_manifest
 
 
 def open_model(directory: Path, threads: int | None) -> PreparedModel:
     """Open a package. Raises PackageError."""
-    return open_package(directory, threads=threads)
+    model = open_package(directory, threads=threads)
+    warm_programs(model)
+    return model
 
 
 def open_package_detokenizers(directory: Path) -> DetokenizerFactory:
