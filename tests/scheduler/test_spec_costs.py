@@ -301,6 +301,27 @@ def test_unknown_graphs_wait_for_an_empty_queue() -> None:
             assert not flight.queued
 
 
+def test_nothing_is_queued_behind_an_unknown_graph() -> None:
+    """An unknown graph requires completion feedback, also of what could follow it (same section).
+
+    `short` ends in the frame that discovers decode-b2, so the only thing that could be queued
+    behind it is decode-b1 at a fresh cost.
+    """
+    model = modelled({**_ms(SOLO), "initialize-b2": 0.3, "decode-b2": 3.2})
+    world = World(model, rows=2)
+    world.admit("long", 16, 2_000)
+    world.run(10)
+    world.admit("short", 16, 2)
+    while world.log[-1].name != "decode-b2":
+        if (plan := world.plan()) is not None:
+            world.commit(plan)
+        else:
+            world.finish_frame()
+    assert set(world.log[-1].lanes) == {"long", "short"}
+    assert world.log[-1].plan.reason is SelectionReason.DISCOVERY
+    assert world.plan() is None
+
+
 def test_stale_graphs_wait_for_an_empty_queue() -> None:
     """Stale dispatches require an empty queue while keeping their cost (Duration estimates)."""
     world = World(SOLO, rows=1)
