@@ -94,12 +94,13 @@ class LiveRequest:
         # The text of a stop token belongs to the answer no more than a stop string does.
         hidden = terminated and not self._include_stop
         visible = self._show("" if hidden else self._text_side().push(token))
-        if is_last and self.finish_reason is None:
+        if is_last:
             visible += self._finish_text()
-        if self.finish_reason is None and is_last:
+        if is_last and self.finish_reason is None:
             self.finish_reason = "stop" if terminated else "length"
             self.stop_matched = token if terminated else None
-        self._silent_tokens = 0 if visible else self._silent_tokens + 1
+        # Counted up to the next Delta, which every visible text brings about.
+        self._silent_tokens += 1
         return visible
 
     def is_deliverable(self, text: str) -> bool:
