@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,6 @@ from tests.ignition.native.models import (
     quantize_q4,
 )
 from tests.ignition.native.test_fp32 import pages_for, prompt_of
-
-GEOMETRY_ERROR = "compiled for"
 
 
 def open_with(**changes: object) -> NativeModel:
@@ -173,6 +172,18 @@ def test_a_closed_model_gives_its_threads_back() -> None:
     assert threads() == before + 3
     driver.model.close()
     assert threads() == before
+
+
+def test_threads_sleep_between_frames() -> None:
+    """Three workers that kept spinning would use far more processor time than one pause allows."""
+    driver = native_driver(threads=4)
+    driver.initialize([0], [pages_for(0)])
+    driver.prefill(0, prompt_of(9), [("prefill-c16", 9)])
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+    driver.model.close()
 
 
 def test_an_inactive_lane_is_not_executed() -> None:
