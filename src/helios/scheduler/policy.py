@@ -15,7 +15,7 @@ from helios.scheduler.lookahead import pair_candidates
 from helios.scheduler.plan import CandidateScore, ScheduledStep, SelectionReason
 from helios.scheduler.utility import Units, View, units_of
 
-QUEUEABLE = frozenset({GraphKind.DECODE})
+QUEUEABLE = (GraphKind.DECODE,)
 """Kinds that may occupy both frame slots."""
 
 RankKey = tuple[tuple[bool, float, float, int], tuple[int, ...], int, int, int, tuple[int, ...]]

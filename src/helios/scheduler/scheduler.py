@@ -250,7 +250,7 @@ class Scheduler:
         start_ns = self._window.start_ns(self._now_ns)
         standing = self._standing_now()
 
-        shares = standing.shares()
+        shares = standing.shares(prompts_are_a_class=self._policy.prefill_balance > 0.0)
         standing.settle_arrivals(self._policy.arrival_shares)
         self._version += 1
         self._last_fence = fence

@@ -147,12 +147,17 @@ class Standing:
         """Requests that compete for tokens."""
         return len(self.decoders) + len(self.machine_rates)
 
-    def shares(self) -> list[Share]:
-        """Return the participants of a frame with their reference rates, decoders first."""
+    def shares(self, *, prompts_are_a_class: bool) -> list[Share]:
+        """Return the participants of a frame with their reference rates, decoders first.
+
+        Prompts that are weighed as a class (decision 0005) share one reference, the machine's.
+        Divided among n prompts it would let their unserved prices grow n times as fast, on top of
+        the class weight, and a burst of prompts would run in a row before any stream.
+        """
         interval = self.interval_ms
         rate = None if interval is None else 1.0 / interval
         shares = [Share(self.decoders, rate, rate)] if self.decoders else []
-        count = len(self.machine_rates)
+        count = 1 if prompts_are_a_class else len(self.machine_rates)
         for request, machine in self.machine_rates.items():
             shares.append(Share((request,), None if machine is None else machine / count, None))
         return shares

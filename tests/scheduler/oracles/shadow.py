@@ -170,6 +170,8 @@ class Shadow(Observer):
         if phase not in COMPETING:
             return None
         prompts = sum(self.phase(h) in (Phase.PREFILL, Phase.INITIALIZING) for h in self.accounts)
+        if self.policy.prefill_balance > 0.0:
+            prompts = 1
         rate = self.machine_rate(handle)
         return None if rate is None else rate / prompts
 
