@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from helios.engine.ports import DetokenizerFactory, PreparedModel
 from helios.runtime.text import open_detokenizers
-from ignition.measure import warm_programs
+from ignition.measure import calibrated_seeds
 from ignition.package import open_package
 from ignition.package_manifest import read_manifest
 
 
 def open_model(directory: Path, threads: int | None) -> PreparedModel:
-    """Open a package. Raises PackageError."""
-    model = open_package(directory, threads=threads)
-    warm_programs(model)
-    return model
+    """Open a package and measure its short programs as they run here and now.
+
+    Raises PackageError.
+    """
+    package = open_package(directory, threads=threads)
+    return dataclasses.replace(package, cost_seeds_ns=calibrated_seeds(package))
 
 
 def open_package_detokenizers(directory: Path) -> DetokenizerFactory:

@@ -22,7 +22,13 @@ from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.programs.buffers import BufferSpec, buffer_specs
 
 MAX_CONCURRENCY: Final = 64
-DEFAULT_PREFILL_CAPACITIES: Final = (16, 32, 64, 128, 256, 512)
+DEFAULT_PREFILL_CAPACITIES: Final = {
+    "native": (16, 32, 64, 128),
+    "eager": (16, 32, 64, 128, 256, 512),
+    "cuda": (16, 32, 64, 128, 256, 512),
+}
+"""A native program of 64 rows already runs at the processor's rate per token: larger ones would
+only stall whoever waits, so there is one size above the knee for prompts that end in it."""
 DEFAULT_SCORED_CAPACITIES: Final = (64, 256)
 BACKENDS: Final = ("native", "eager", "cuda")
 PRECISIONS: Final = ("int8", "fp32")
@@ -228,7 +234,10 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
     """Return the descriptors to prepare, in catalog order. Raises CapacityError."""
     buckets = _buckets(options)
     prefill = _prompt_capacities(
-        "--prefill-capacities", options.prefill_capacities, DEFAULT_PREFILL_CAPACITIES, context
+        "--prefill-capacities",
+        options.prefill_capacities,
+        DEFAULT_PREFILL_CAPACITIES[options.backend],
+        context,
     )
     scored = _prompt_capacities(
         "--scored-capacities", options.scored_capacities, DEFAULT_SCORED_CAPACITIES, context

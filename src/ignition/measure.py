@@ -17,29 +17,43 @@ from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram
 from helios.scheduler import Fence, GraphDescriptor, GraphKind, RequestHandle
 from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
 
-WARM_PROMPT_TOKENS = 64
-"""Longest prompt capacity that is worth a warm-up run."""
+SHORT_PROMPT_TOKENS = 64
+"""Longest prompt capacity that is worth measuring again at every start."""
 
 
 def measure_programs(model: PreparedModel, on_measured: Callable[[str], None]) -> dict[str, int]:
-    """Return graph name -> median replay nanoseconds. Every row is clear again afterwards."""
+    """Return graph name -> shortest replay nanoseconds. Every row is clear again afterwards.
+
+    The shortest of a few replays is what the program costs when nothing else runs; an estimate
+    that is too long would keep the scheduler from ever finding out.
+    """
     costs = {}
     for graph in model.catalog.graphs:
-        costs[graph.name] = _Measurement(model, graph).median_ns()
+        costs[graph.name] = _Measurement(model, graph).shortest_ns(PREPARE_REPLAYS)
         on_measured(graph.name)
     return costs
 
 
-def warm_programs(model: PreparedModel) -> None:
-    """Run every short program once on made-up prompts; every row is clear again afterwards.
+def calibrated_seeds(model: PreparedModel) -> dict[str, int]:
+    """Run the short programs twice and return cost seeds for this process.
 
-    The first run of a program in a process touches its buffers for the first time. Served as the
-    first sample of a stale estimate, that would make the program look twice as slow as it is, and
-    a program that looks slow is not chosen again. Against the long prefills the effect is nothing.
+    The first run touches a program's buffers for the first time, so it warms up; the shorter one
+    is the seed. Long prefills keep the package's seeds, scaled by how the short ones changed
+    since, because the machine that prepared may have been busier than this one is.
     """
+    packaged = model.cost_seeds_ns
+    seeds, ratios = {}, []
     for graph in model.catalog.graphs:
-        if graph.token_capacity <= WARM_PROMPT_TOKENS:
-            _Measurement(model, graph).run_once()
+        if graph.token_capacity > SHORT_PROMPT_TOKENS:
+            continue
+        seeds[graph.name] = _Measurement(model, graph).shortest_ns(2)
+        if graph.kind is GraphKind.PREFILL and graph.name in packaged:
+            ratios.append(seeds[graph.name] / packaged[graph.name])
+    factor = statistics.median(ratios) if ratios else 1.0
+    for name, cost_ns in packaged.items():
+        if name not in seeds:
+            seeds[name] = max(1, round(cost_ns * factor))
+    return seeds
 
 
 class _Measurement:
@@ -58,7 +72,7 @@ class _Measurement:
             # More rows than pages is a legal pool; then fewer rows are measured.
             self._lanes, self._pages = model.resources.page_count, 1
 
-    def median_ns(self) -> int:
+    def shortest_ns(self, replays: int) -> int:
         kind = self._graph.kind
         program = self._program(kind, self._graph.batch_capacity)
         if kind is not GraphKind.INITIALIZE:
@@ -66,25 +80,28 @@ class _Measurement:
         if kind is GraphKind.DECODE:
             for row in range(self._lanes):
                 self._fill(row)
-        # A prefill starts at position zero every time; a decode step goes on from the last one,
-        # and the other two kinds may be repeated on the same rows.
+        # A prefill starts at the same position every time; a decode step goes on from the last
+        # one, and the other two kinds may be repeated on the same rows.
         lanes = self._frame_lanes(kind)
-        durations = [self._run(program, lanes) for _ in range(PREPARE_REPLAYS)]
+        durations = [self._run(program, lanes) for _ in range(replays)]
         self._run_all(GraphKind.TERMINAL)
-        return max(1, int(statistics.median(durations[1:])))
-
-    def run_once(self) -> None:
-        kind = self._graph.kind
-        if kind is not GraphKind.INITIALIZE:
-            self._run_all(GraphKind.INITIALIZE)
-        program = self._program(kind, self._graph.batch_capacity)
-        self._run(program, self._frame_lanes(kind))
-        self._run_all(GraphKind.TERMINAL)
+        return max(1, min(durations))
 
     def _frame_lanes(self, kind: GraphKind) -> list[FrameLane]:
         if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
-            return [self._prompt_lane(0, self._graph.token_capacity)]
+            return [self._prompt_lane(0, self._graph.token_capacity, self._deep_position())]
         return [self._lane(row) for row in range(self._lanes)]
+
+    def _deep_position(self) -> int:
+        """Return where in a long prompt a chunk is measured: a quarter into what a row can hold.
+
+        A chunk costs more the more tokens lie before it, and a cost has no position. Measured at
+        its cheapest, a capacity not tried lately would look better than one observed deep in a
+        prompt, be tried there, and stall every running stream for its true duration.
+        """
+        resources = self._model.resources
+        room = min(self._pages * resources.page_size_tokens, resources.context_length_tokens)
+        return max(0, min(room // 4, room - self._graph.token_capacity))
 
     def _run_all(self, kind: GraphKind) -> None:
         """Run a bookkeeping program over all measured rows, in as many frames as it takes."""
@@ -135,12 +152,12 @@ class _Measurement:
             sampling=SamplingParams(temperature=0.0),
         )
 
-    def _prompt_lane(self, row: int, tokens: int) -> FrameLane:
-        fitting = min(tokens, self._pages * self._model.resources.page_size_tokens)
+    def _prompt_lane(self, row: int, tokens: int, position: int = 0) -> FrameLane:
+        fitting = min(tokens, self._pages * self._model.resources.page_size_tokens - position)
         return FrameLane(
             handle=RequestHandle(row, 1),
             row=row,
-            position=0,
+            position=position,
             pages=tuple(self._row_pages(row)),
             prompt_token_ids=np.arange(fitting, dtype=np.int32) % 32,
             is_final_chunk=True,

@@ -50,9 +50,7 @@ def test_the_default_covers_every_row_up_to_the_whole_context() -> None:
     assert planned.pool.page_count == 16 * 512
     assert planned.notes == ()
     assert planned.memory.kv_bytes == 16 * 8192 * 2 * 30 * 192 * 2
-    assert names(planned, GraphKind.PREFILL) == [
-        f"prefill-c{c}" for c in (16, 32, 64, 128, 256, 512)
-    ]
+    assert names(planned, GraphKind.PREFILL) == [f"prefill-c{c}" for c in (16, 32, 64, 128)]
     assert names(planned, GraphKind.SCORED_PREFILL) == [
         "scored-prefill-c64",
         "scored-prefill-c256",

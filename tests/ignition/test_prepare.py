@@ -14,7 +14,7 @@ import tokenizers
 
 from ignition.capacity import CapacityOptions, plan_capacity
 from ignition.checkpoint import Checkpoint
-from ignition.measure import warm_programs
+from ignition.measure import calibrated_seeds
 from ignition.native.build import NoCompilerError
 from ignition.package import OpenedPackage, open_package
 from ignition.package_errors import PackageError
@@ -89,8 +89,10 @@ def test_a_prepared_package_serves_and_knows_its_costs(
     state = package.model.state
     assert (state.page_table == -1).all(), "measuring leaves every row clear"
     assert not state.cached_tokens.any()
-    warm_programs(package)
-    assert (state.page_table == -1).all(), "warming up leaves every row clear"
+    seeds = calibrated_seeds(package)
+    assert set(seeds) == names
+    assert all(cost > 0 for cost in seeds.values())
+    assert (state.page_table == -1).all(), "calibrating leaves every row clear"
     assert not state.cached_tokens.any()
     driver = Driver(package)
     driver.initialize([2], [range(10)])
