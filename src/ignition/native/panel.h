@@ -18,7 +18,9 @@ enum {
     Q4_SCALE_BYTES = 32,
     Q8_CODE_BYTES = 256,
     Q8_SCALE_BYTES = 16,
-    F32_BLOCK_BYTES = 1024
+    F32_BLOCK_BYTES = 1024,
+
+    FETCH_BYTES = 64 /* a cache line */
 };
 
 /* Quantised token rows as a tile reads them; strides are in elements. */

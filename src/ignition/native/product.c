@@ -42,6 +42,7 @@ void take_pair(panel_pair *pair, const matrix *w, int first, int rows, uint8_t *
     pair->inputs = w->inputs;
     for (int p = 0; p < pair->count; p++) {
         pair->panels[p] = panel_of(w, first + p);
+        pair->ahead[p] = panel_of(w, first + p + 2);
         pair->kinds[p] = w->kind;
     }
     prepare(pair, rows, memory);
@@ -54,6 +55,7 @@ void take_twins(panel_pair *pair, const matrix *a, const matrix *b, int index, i
     pair->inputs = a->inputs;
     for (int p = 0; p < 2; p++) {
         pair->panels[p] = panel_of(both[p], index);
+        pair->ahead[p] = panel_of(both[p], index + 1);
         pair->kinds[p] = both[p]->kind;
     }
     prepare(pair, rows, memory);
@@ -73,20 +75,34 @@ static int tile_rows(int left) {
     return left == 2 || left == 4 ? 2 : 3;
 }
 
-static void multiply_q4_expanded(const expanded *e, int count, int blocks, const rows_in *x,
-                                 int rows, float *out, int stride) {
+static void multiply_q4_single(const expanded *e, int blocks, const rows_in *x, int rows,
+                               float *out, int stride) {
+    for (int r = 0; r < rows; r++) {
+        rows_in at = rows_from(x, r);
+        tile_q4_expanded(e, blocks, &at, out + (size_t)r * stride, stride, NULL, 1, 1);
+    }
+}
+
+/* Past the end of a matrix the requests reach into the next one, which is needed next. */
+static void multiply_q4_pair(const panel_pair *pair, const rows_in *x, int rows, int first,
+                             float *out, int stride) {
+    const expanded *e = pair->unpacked;
+    int blocks = pair->inputs / BLOCK, bytes = blocks * (Q4_CODE_BYTES + Q4_SCALE_BYTES);
+    int requested = first == 0 ? 0 : bytes;
     for (int r = 0, tile; r < rows; r += tile) {
         rows_in at = rows_from(x, r);
         float *to = out + (size_t)r * stride;
-        tile = count == 2 ? tile_rows(rows - r) : 1;
-        if (tile == 3)
-            tile_q4_expanded(e, blocks, &at, to, stride, 2, 3);
+        tile = tile_rows(rows - r);
+        const uint8_t *ahead[2] = {pair->ahead[0] + requested, pair->ahead[1] + requested};
+        if (tile == 3 && requested < bytes)
+            tile_q4_expanded(e, blocks, &at, to, stride, ahead, 2, 3);
+        else if (tile == 3)
+            tile_q4_expanded(e, blocks, &at, to, stride, NULL, 2, 3);
         else if (tile == 2)
-            tile_q4_expanded(e, blocks, &at, to, stride, 2, 2);
-        else if (count == 2)
-            tile_q4_expanded(e, blocks, &at, to, stride, 2, 1);
+            tile_q4_expanded(e, blocks, &at, to, stride, ahead, 2, 2);
         else
-            tile_q4_expanded(e, blocks, &at, to, stride, 1, 1);
+            tile_q4_expanded(e, blocks, &at, to, stride, NULL, 2, 1);
+        requested += blocks * FETCH_BYTES;
     }
 }
 
@@ -155,7 +171,7 @@ static void multiply_one(const panel_pair *pair, int p, const rows_in *x, int ro
         return;
     }
 #endif
-    multiply_q4_expanded(&pair->unpacked[p], 1, blocks, x, rows, out, stride);
+    multiply_q4_single(&pair->unpacked[p], blocks, x, rows, out, stride);
 }
 
 void multiply_pair(const panel_pair *pair, const operand *x, int first, int rows, float *out,
@@ -167,7 +183,7 @@ void multiply_pair(const panel_pair *pair, const operand *x, int first, int rows
     rows_in at = rows_from(&x->quantised, first);
     int both_q4 = pair->count == 2 && pair->kinds[0] == KIND_Q4 && pair->kinds[1] == KIND_Q4;
     if (pair->is_expanded && both_q4) {
-        multiply_q4_expanded(pair->unpacked, 2, pair->inputs / BLOCK, &at, rows, out, stride);
+        multiply_q4_pair(pair, &at, rows, first, out, stride);
         return;
     }
     for (int p = 0; p < pair->count; p++)

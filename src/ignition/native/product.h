@@ -20,6 +20,7 @@ typedef struct {
     int inputs;
     int is_expanded;
     expanded unpacked[2];
+    const uint8_t *ahead[2]; /* panels that will probably be unpacked next */
 } panel_pair;
 
 enum {

@@ -250,13 +250,14 @@ static void gate_task(void *argument, int index, int thread) {
     float *tile = (float *)(memory + ARENA_PAIRS);
     FOR_UNITS(s, index, block) {
         panel_pair p[FFN_PAIRS];
-        for (int i = 0; i < FFN_PAIRS; i++)
-            take_twins(p + i, w + MATRIX_GATE, w + MATRIX_UP, block * FFN_PAIRS + i,
-                       x->batch.count, memory + i * PAIR_BYTES);
         for (int first = 0; first < x->batch.count; first += TILE_ROWS) {
             int left = x->batch.count - first, rows = left < TILE_ROWS ? left : TILE_ROWS;
-            for (int i = 0; i < FFN_PAIRS; i++)
+            for (int i = 0; i < FFN_PAIRS; i++) {
+                if (first == 0)
+                    take_twins(p + i, w + MATRIX_GATE, w + MATRIX_UP, block * FFN_PAIRS + i,
+                               x->batch.count, memory + i * PAIR_BYTES);
                 multiply_pair(p + i, &in, first, rows, tile + i * 2 * LANES, 2 * BLOCK);
+            }
             for (int r = 0; r < rows; r++)
                 gate_row(x, tile + r * 2 * BLOCK, first + r, block);
         }

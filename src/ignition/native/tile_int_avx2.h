@@ -79,7 +79,6 @@ INLINE void expand_q4(const uint8_t *panel, int blocks, expanded *e) {
     const __m256i low = _mm256_set1_epi8(15);
     const uint8_t *scales = panel + (size_t)blocks * Q4_CODE_BYTES;
     for (int g = 0; g < blocks; g++) {
-        fetch_ahead(panel + g * (Q4_CODE_BYTES + Q4_SCALE_BYTES), Q4_CODE_BYTES + Q4_SCALE_BYTES);
         for (int j = 0; j < 4; j++) {
             __m256i raw = load32(panel + g * Q4_CODE_BYTES + 32 * j);
             uint8_t *to = e->codes + g * 256 + 64 * j;
@@ -93,14 +92,18 @@ INLINE void expand_q4(const uint8_t *panel, int blocks, expanded *e) {
     }
 }
 
-/* P expanded panels by R rows. */
+/* P expanded panels by R rows. `ahead`, unless NULL, are the addresses of weights that will be
+ * unpacked next: FETCH_BYTES of each are requested per block, so that memory is busy meanwhile. */
 INLINE void tile_q4_expanded(const expanded *e, int blocks, const rows_in *x, float *out,
-                             int stride, const int P, const int R) {
+                             int stride, const uint8_t *const *ahead, const int P, const int R) {
     f8 acc[2][4];
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++) acc[p][r] = f8_set(0);
     for (int g = 0; g < blocks; g++) {
         __m256i dot[2][4];
+        if (ahead)
+            for (int p = 0; p < P; p++)
+                _mm_prefetch((const char *)ahead[p] + g * FETCH_BYTES, _MM_HINT_T0);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             __m256i w[2];

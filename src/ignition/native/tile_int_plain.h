@@ -41,7 +41,8 @@ INLINE void expand_q4(const uint8_t *panel, int blocks, expanded *e) {
 }
 
 INLINE void tile_q4_expanded(const expanded *e, int blocks, const rows_in *x, float *out,
-                             int stride, const int P, const int R) {
+                             int stride, const uint8_t *const *ahead, const int P, const int R) {
+    (void)ahead;
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++) {
             f8 acc = f8_set(0);
