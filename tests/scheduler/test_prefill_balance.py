@@ -57,8 +57,8 @@ def first_output_and_worst_gap_ms(policy: PolicyConfig, streams: int) -> tuple[f
 @pytest.mark.parametrize("streams", [1, 4, 16])
 def test_balance_bounds_the_slowdown_of_a_first_token_whatever_runs(streams: int) -> None:
     first_ms, gap_ms = first_output_and_worst_gap_ms(PolicyConfig.balanced(), streams)
-    assert first_ms < 2.0 * IDLE_MS
-    assert gap_ms < 3 * 75.0
+    assert first_ms < 1.7 * IDLE_MS
+    assert gap_ms < 4 * 75.0
 
 
 def test_without_balance_a_prompt_among_sixteen_has_one_share() -> None:
@@ -97,4 +97,4 @@ def test_a_burst_of_long_prompts_leaves_the_streams_moving() -> None:
         seen = [at for at in world.streams[f"s{index}"].visible_ns if at >= arrival_ns]
         gaps += [(later - earlier) / NS_PER_MS for earlier, later in itertools.pairwise(seen)]
         gaps.append((seen[0] - arrival_ns) / NS_PER_MS)
-    assert max(gaps) < 6 * 90.0
+    assert max(gaps) < 7 * 90.0

@@ -62,7 +62,7 @@ class PolicyConfig:
 
         The bare constructor keeps the design's table to the letter (decision 0005).
         """
-        return cls(prefill_balance=1.5, arrival_shares=0.5)
+        return cls(prefill_balance=2.0, arrival_shares=0.5)
 
     @classmethod
     def throughput(cls) -> PolicyConfig:
