@@ -77,7 +77,7 @@ def test_more_balance_means_earlier_first_tokens() -> None:
 
 
 def test_a_burst_of_long_prompts_leaves_the_streams_moving() -> None:
-    """Twelve prompts of 4,096 tokens (90 ms each) never all run in a row while four streams wait."""
+    """Twelve prompts of 4,096 tokens (90 ms each) do not all run in a row."""
     model = gpu_like(rows=16)
     world = World(model, rows=32, policy=PolicyConfig.balanced(), seeded=list(model.duration_ns))
     for index in range(4):

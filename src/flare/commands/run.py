@@ -16,6 +16,7 @@ from flare.errors import FlareError
 from flare.models import find_model
 from flare.options import (
     DEFAULT_MODEL,
+    PRECISION_QUALITY,
     Backend,
     BackendOption,
     BucketsOption,
@@ -207,6 +208,7 @@ def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:
     served = f"{manifest.precision} on {manifest.backend} programs, {threads} threads"
     lines = [
         f"[bold]{name}[/bold] in {served}",
+        f"quality, on the default model: {PRECISION_QUALITY[manifest.precision]}",
         capacity_line(manifest),
         f"programs: {catalog_line(tuple(graph.name for graph in manifest.graphs))}",
         *([f"trace: {escape(str(trace))}"] if trace else []),
