@@ -8,6 +8,7 @@ import json
 import platform
 from pathlib import Path
 
+from rich.markup import escape
 from rich.progress import TaskID
 
 from flare.console import notices, step_progress
@@ -74,6 +75,8 @@ def prepare(
         f"preparing {source.name} ({plan.precision}, {plan.backend}, "
         f"{len(plan.programs)} programs, about {plan.prepare_s:.0f} s) in {directory}"
     )
+    for note in plan.notes:
+        notices().print(escape(note))
     with step_progress() as bars:
         tasks: dict[str, TaskID] = {}
 

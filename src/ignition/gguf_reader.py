@@ -61,11 +61,6 @@ def read_gguf(path: Path, *, name: str) -> Checkpoint:
     )
 
 
-def read_gguf_geometry(path: Path) -> ModelGeometry:
-    """Read the sizes of a model alone, for planning. Raises CheckpointError."""
-    return _open_checked(path)[1]
-
-
 def summarize_gguf(path: Path) -> tuple[ModelGeometry, str]:
     """Return geometry and sha256 of a file without decoding its tensors. Raises CheckpointError."""
     file, geometry = _open_checked(path)

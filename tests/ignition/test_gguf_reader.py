@@ -13,7 +13,7 @@ import transformers
 
 from ignition.checkpoint import BlockQuantized
 from ignition.checkpoint_errors import CheckpointError
-from ignition.gguf_reader import read_gguf, read_gguf_geometry, stored_name, summarize_gguf
+from ignition.gguf_reader import read_gguf, stored_name, summarize_gguf
 from ignition.rope import llama3_frequency_factors
 from tests.support.tiny_gguf import TinyGguf, vocabulary
 
@@ -45,7 +45,7 @@ def test_geometry_and_names(tmp_path: Path, family: str) -> None:
     assert ("layers.1.q_bias" in checkpoint.tensors) == (family == "qwen2")
     assert ("layers.1.q_norm" in checkpoint.tensors) == (family == "qwen3")
     assert "head" not in checkpoint.tensors
-    assert read_gguf_geometry(path) == geometry
+    assert summarize_gguf(path)[0] == geometry
     assert summarize_gguf(path) == (geometry, checkpoint.sha256)
 
 

@@ -12,7 +12,6 @@ from helios.scheduler.service import (
     clamped,
     flow_over,
     machine_rate,
-    prefill_reference_rate,
     reference_interval_ms,
 )
 
@@ -31,15 +30,13 @@ def test_unmeasured_shapes_give_no_reference() -> None:
     assert reference_interval_ms(3, 3, [(1, 0.0), (4, 0.0)]) is None
     assert reference_interval_ms(3, 3, [(1, 0.0), (4, 6.0)]) == 3 * 6.0 / 3
     assert machine_rate(10, [(16, 0.0)]) is None
-    assert prefill_reference_rate(10, 2, []) is None
 
 
 def test_prompt_rate_counts_what_the_prompt_really_consumes() -> None:
-    """A tail of ten tokens does not run at the rate of a full graph; n prompts share it."""
+    """A tail of ten tokens does not run at the rate of a full graph."""
     shapes = [(16, 4.0), (64, 8.0)]
     assert machine_rate(200, shapes) == 8.0
     assert machine_rate(10, shapes) == 2.5
-    assert prefill_reference_rate(200, 4, shapes) == 2.0
 
 
 @pytest.mark.parametrize(("price", "served"), [(1e120, 1), (1e-120, 1), (1e120, 0), (1e-120, 0)])

@@ -63,6 +63,12 @@ def test_policy_defaults() -> None:
     ) == (64, 16, 4, 0.1, 256, 1, 100, 30_000_000_000)
 
 
+def test_balanced_preset_weighs_prompts_as_a_class() -> None:
+    """The server's preset departs from the table in two fields (decision 0005)."""
+    expected = dataclasses.replace(POLICY, prefill_balance=2.0, arrival_shares=0.5)
+    assert PolicyConfig.balanced() == expected
+
+
 def test_throughput_preset() -> None:
     """Throughput keeps token fairness and value, zeroes delivery and age (Policy preferences)."""
     expected = dataclasses.replace(POLICY, delivery_fairness=0.0, decode_age_price=0.0)

@@ -85,11 +85,3 @@ def machine_rate(remaining: int, shapes: Iterable[tuple[int, float]]) -> float |
         if duration_ms > 0.0:
             best = max(best, (remaining if remaining < capacity else capacity) / duration_ms)
     return best or None
-
-
-def prefill_reference_rate(
-    remaining: int, prefilling: int, shapes: Iterable[tuple[int, float]]
-) -> float | None:
-    """Return the reference token rate of one of `prefilling` resident prompts; None unmeasured."""
-    rate = machine_rate(remaining, shapes)
-    return None if rate is None else rate / prefilling

@@ -219,7 +219,7 @@ class SamplingFields(StrictModel):
         None,
         max_length=MAX_TENANT_LENGTH,
         pattern="^[^\\x00]*$",
-        description="Fairness tenant: requests of one user share one share of the machine.",
+        description="Tenant, kept in traces. Fairness is between requests, not tenants.",
     )
     priority: float | None = Field(
         None,
