@@ -181,4 +181,6 @@ def _download_hub(identifier: str) -> Path:
         return Path(snapshot_download(identifier, allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise SourceError(f"{identifier}: the hub could not provide it: {reason}") from error
+        raise SourceError(
+            f"{identifier}: no such local path, and the hub could not provide it: {reason}"
+        ) from error

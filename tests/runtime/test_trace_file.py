@@ -29,6 +29,24 @@ def test_records_are_lines(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 2
 
 
+def test_a_restarted_engine_keeps_the_trace_of_its_predecessor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    for life in ("first", "second", "third"):
+        trace = TraceFile.create(path)
+        trace.write({"life": life})
+        trace.close()
+    names = ["trace.jsonl", "trace.jsonl.2", "trace.jsonl.3"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    assert [json.loads((tmp_path / name).read_text())["life"] for name in names] == [
+        "first",
+        "second",
+        "third",
+    ]
+    assert "goes on in trace.jsonl.3" in capsys.readouterr().err
+
+
 class FullDisk(io.BytesIO):
     def write(self, data: object) -> int:
         raise OSError(28, "No space left on device")

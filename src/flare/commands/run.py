@@ -221,7 +221,7 @@ def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:
 
 def _announce_ready(model: str, url: str, api_key: str | None, took_s: float) -> None:
     key = " -H 'Authorization: Bearer ...'" if api_key else ""
-    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello"}}]}}'
+    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello"}}],"max_tokens":64}}'
     call = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     console = notices()
     console.print(
@@ -234,4 +234,8 @@ def _log_to_terminal(log_requests: bool) -> None:
     handler = RichHandler(console=notices(), show_path=False, markup=False)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
     if log_requests:
-        logging.getLogger("helios.access").setLevel(logging.INFO)
+        # One line per request, whatever the width of the terminal: programs read these.
+        access = logging.getLogger("helios.access")
+        access.setLevel(logging.INFO)
+        access.addHandler(logging.StreamHandler())
+        access.propagate = False

@@ -22,8 +22,18 @@ class TraceFile:
 
     @classmethod
     def create(cls, path: Path) -> TraceFile:
-        """Create or truncate the file. Raises OSError."""
-        return cls(path, path.open("wb", buffering=_BUFFER_BYTES))
+        """Open an empty file, `path` or the first free of `path.2`, `path.3` ... Raises OSError.
+
+        A restarted engine must not wipe what its predecessor decided before it died: that is what
+        somebody will want to read. Times and fences start anew, so it is a file of its own.
+        """
+        free, number = path, 1
+        while free.exists() and free.stat().st_size > 0:
+            number += 1
+            free = path.with_name(f"{path.name}.{number}")
+        if free != path:
+            print(f"flare: {path.name} is kept; the trace goes on in {free.name}", file=sys.stderr)
+        return cls(free, free.open("wb", buffering=_BUFFER_BYTES))
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record; after a failed write this and every later one are dropped."""
