@@ -15,7 +15,7 @@ from helios.scheduler.requests import Request
 from helios.scheduler.service import (
     arrival_price,
     flow_over,
-    prefill_reference_rate,
+    machine_rate,
     reference_interval_ms,
 )
 from tests.scheduler.oracles.price_flow import integrate
@@ -143,9 +143,9 @@ def test_reference_interval_is_the_fastest_batch_feasible_one() -> None:
 
 
 def test_prefill_reference_counts_tokens_that_can_be_consumed() -> None:
-    """The largest (tokens really consumed)/T, shared by the resident prompts (decisions, 1)."""
+    """The largest (tokens really consumed)/T; the standing divides it (decisions, section 1)."""
     shapes = [(64, 4.0), (512, 14.0), (4096, 90.0)]
-    assert prefill_reference_rate(64, 1, shapes) == 16.0
-    assert prefill_reference_rate(300, 2, shapes) == pytest.approx(300 / 14.0 / 2)
-    assert prefill_reference_rate(10_000, 3, shapes) == pytest.approx(4096 / 90.0 / 3)
-    assert prefill_reference_rate(64, 1, []) is None
+    assert machine_rate(64, shapes) == 16.0
+    assert machine_rate(300, shapes) == pytest.approx(300 / 14.0)
+    assert machine_rate(10_000, shapes) == pytest.approx(4096 / 90.0)
+    assert machine_rate(64, []) is None
