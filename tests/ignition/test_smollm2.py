@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -85,7 +83,7 @@ def test_native_fp32_equals_transformers(default_checkpoint: Checkpoint) -> None
     driver = native_driver(default_checkpoint, "fp32")
     assert_logits(driver, default_checkpoint)
     texts = prompts(default_checkpoint)
-    outputs = assert_invariant(driver, texts, alone=range(1, 32, 4))
+    outputs = assert_invariant(driver, texts)
     for prompt, output in zip(texts, outputs, strict=True):
         assert_greedy(default_checkpoint, prompt, output)
     driver.model.close()
@@ -94,19 +92,19 @@ def test_native_fp32_equals_transformers(default_checkpoint: Checkpoint) -> None
 def test_int8_text_does_not_depend_on_company(default_checkpoint: Checkpoint) -> None:
     """1.4 for the CPU default; its quality is held in native/test_quality.py."""
     driver = native_driver(default_checkpoint, "int8")
-    assert_invariant(driver, prompts(default_checkpoint), alone=range(32))
+    assert_invariant(driver, prompts(default_checkpoint))
     driver.model.close()
 
 
-def assert_invariant(
-    driver: Driver, texts: list[list[int]], *, alone: Sequence[int]
-) -> list[list[int]]:
+def assert_invariant(driver: Driver, texts: list[list[int]]) -> list[list[int]]:
     """Alone, batched and padded, each cut into other chunks: the same tokens; returns them."""
     rows = [(5 * i + 1) % 33 for i in range(32)]
     batched = generate(driver, texts, rows, "decode-b32", 0)
-    padded = generate(driver, texts[:11], rows[11:22], "decode-b16", 1, count=24)
-    assert padded == [output[:24] for output in batched[:11]]
-    for index in alone:
-        (output,) = generate(driver, [texts[index]], [rows[-index]], "decode-b1", index)
+    for start in (0, 11, 22):
+        group = slice(start, start + 11)
+        others = [rows[-1 - index] for index in range(len(texts[group]))]
+        assert generate(driver, texts[group], others, "decode-b16", 1) == batched[group]
+    for index, text in enumerate(texts):
+        (output,) = generate(driver, [text], [rows[-index]], "decode-b1", index)
         assert output == batched[index]
     return batched
