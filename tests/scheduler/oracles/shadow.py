@@ -60,6 +60,8 @@ class Interval:
     delivery_rates: dict[RequestHandle, float | None]
     service: dict[RequestHandle, int]
     """Expected token service of each lane."""
+    was_fresh: bool
+    """Its cost was fresh at the commit; a stale dispatch needs completion feedback."""
 
 
 @dataclasses.dataclass
@@ -246,6 +248,7 @@ class Shadow(Observer):
                 {handle: self.token_rate(handle) for handle in participants},
                 {handle: self.delivery_rate(handle) for handle in participants},
                 {s.handle: s.prompt_tokens + s.output_ceiling for s in flight.plan.steps},
+                self.is_fresh(flight.plan.graph_index),
             )
         )
 
@@ -408,7 +411,7 @@ class Shadow(Observer):
             return True
         if best.is_unknown or not self.is_fresh(best.graph.index):
             return True
-        if any(i.flight.plan.estimated_duration_ns == 0 for i in self.flights):
+        if not all(i.was_fresh for i in self.flights):
             return True
         return any(
             self.accounts[handle].stream.spec.needs_feedback
