@@ -30,6 +30,7 @@ POOL = PoolGeometry(
     context_length_tokens=ROW_PAGES * 16,
 )
 OUTPUT_TOKENS = 64
+BUCKETS = (1, 2, 4, 8, 16, 32)
 _SUBJECTS = (
     "a lighthouse keeper",
     "the first bicycle",
@@ -56,7 +57,7 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
 
 
 def catalog() -> Catalog:
-    return catalog_of(prefill=(16, 64, 112), scored=(112,), buckets=(1, 4, 16, 32))
+    return catalog_of(prefill=(16, 32, 64, 112), scored=(64, 112), buckets=BUCKETS)
 
 
 def eager_driver(checkpoint: Checkpoint) -> Driver:

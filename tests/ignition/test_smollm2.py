@@ -9,6 +9,7 @@ import torch
 from ignition.checkpoint import Checkpoint
 from tests.ignition.driver import Driver
 from tests.ignition.smollm2 import (
+    BUCKETS,
     eager_driver,
     generate,
     native_driver,
@@ -50,19 +51,23 @@ def assert_logits(driver: Driver, checkpoint: Checkpoint) -> None:
         assert error < 1e-5, (program, index, error)
 
     driver.initialize([3], [range(7)])
+    driver.prefill(3, prompt[:30], [("prefill-c32", 30)])
+    check("prefill-c32", 29)
+    driver.prefill(3, prompt[:9], [("prefill-c16", 9)])
+    check("prefill-c16", 8)
     driver.prefill(3, prompt[:40], [("prefill-c64", 40)])
     check("prefill-c64", 39)
+    driver.prefill(3, prompt[:60], [("scored-prefill-c64", 60)])
+    check("scored-prefill-c64", 59)
     driver.prefill(3, prompt, [("prefill-c16", 16), ("prefill-c112", 84)])
     check("prefill-c112", 99)
     driver.prefill(3, prompt[:99], [("scored-prefill-c112", 99)])
     check("scored-prefill-c112", 98)
-    driver.model.state.pending_token[3] = prompt[99]
-    driver.decode([3], "decode-b1")
-    check("decode-b1", 99)
-    driver.prefill(3, prompt[:99], [("prefill-c16", 9), ("prefill-c112", 90)])
-    driver.model.state.pending_token[3] = prompt[99]
-    driver.decode([3], "decode-b16")
-    check("decode-b16", 99)
+    for bucket in BUCKETS:
+        driver.prefill(3, prompt[:99], [("prefill-c16", 9), ("prefill-c112", 90)])
+        driver.model.state.pending_token[3] = prompt[99]
+        driver.decode([3], f"decode-b{bucket}")
+        check(f"decode-b{bucket}", 99)
     driver.terminal([3])
 
 
