@@ -124,3 +124,4 @@ def test_without_a_sink_nothing_is_explained(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(world.scheduler, "explain", None)
     world.core.handle(request("a", max_output_tokens=2))
     world.run()
+    assert world.finished("a").reason == "length"

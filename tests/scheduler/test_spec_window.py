@@ -282,7 +282,7 @@ def test_unrelated_events_do_not_invalidate_a_plan() -> None:
     last = world.streams["a"].tokens[-1]
     world.scheduler.published_output(last.handle, last.fence)
     world.admit("later", 32)
-    world.commit(plan)
+    assert world.commit(plan).plan is plan
 
 
 @pytest.mark.parametrize("fence", [0, -1, "used"])

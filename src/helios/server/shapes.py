@@ -80,6 +80,10 @@ def _ending(event: Finished) -> bytes:
     )
 
 
+def _usage_chunk(opening: bytes, usage: Usage) -> bytes:
+    return b'%b],"usage":%b}\n\n' % (opening, _encode(usage))
+
+
 class ChatShape:
     """Chat completions."""
 
@@ -131,9 +135,7 @@ class ChatShape:
 
     def usage(self, usage: Usage) -> bytes:
         """Return the usage chunk, which has no choices."""
-        if not self._include_usage:
-            return b""
-        return b'%b],"usage":%b}\n\n' % (self._opening, _encode(usage))
+        return _usage_chunk(self._opening, usage) if self._include_usage else b""
 
     def whole(self, choices: Sequence[Collected], usage: Usage) -> bytes:
         """Return the whole answer."""
@@ -224,9 +226,7 @@ class CompletionShape:
 
     def usage(self, usage: Usage) -> bytes:
         """Return the usage chunk, which has no choices."""
-        if not self._include_usage:
-            return b""
-        return b'%b],"usage":%b}\n\n' % (self._opening, _encode(usage))
+        return _usage_chunk(self._opening, usage) if self._include_usage else b""
 
     def whole(self, choices: Sequence[Collected], usage: Usage) -> bytes:
         """Return the whole answer."""
