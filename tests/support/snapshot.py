@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-DIAGNOSTICS = frozenset({"_decision", "_decided_ns", "_standing"})
+DIAGNOSTICS = frozenset({"decision", "memo"})
 """What `plan` remembers for `explain`, and a memo of the state version; both are derived."""
 
 

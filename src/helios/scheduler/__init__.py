@@ -3,8 +3,14 @@
 It has no clock, no I/O and no randomness; time enters through `advance_to` and the records.
 """
 
-from helios.scheduler.catalog import Catalog, GraphDescriptor, GraphKind
-from helios.scheduler.config import PolicyConfig, ResourceConfig
+from helios.scheduler.catalog import (
+    Catalog,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    RowAllocation,
+)
+from helios.scheduler.config import DecodeMode, PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     CompletionError,
     FenceError,
@@ -20,15 +26,19 @@ from helios.scheduler.errors import (
 )
 from helios.scheduler.plan import (
     CandidateScore,
+    MixedLane,
+    MixedRole,
     ScheduledPlan,
     ScheduledStep,
     SelectionReason,
 )
 from helios.scheduler.records import (
     CompletionRecord,
+    Endpoint,
     ExecutionCount,
     ExecutionTiming,
     GeneratedToken,
+    ImageSpan,
     Phase,
     RequestHandle,
     RequestSpec,
@@ -47,6 +57,8 @@ __all__ = [
     "Catalog",
     "CompletionError",
     "CompletionRecord",
+    "DecodeMode",
+    "Endpoint",
     "ExecutionCount",
     "ExecutionTiming",
     "Fence",
@@ -54,22 +66,28 @@ __all__ = [
     "GeneratedToken",
     "GraphDescriptor",
     "GraphKind",
+    "ImageSpan",
     "InvalidCatalogError",
     "InvalidPolicyError",
     "InvalidRequestError",
+    "MixedLane",
+    "MixedRole",
     "Phase",
     "PhaseError",
     "PlanTrace",
     "PolicyConfig",
+    "ProposalSource",
     "QueueFullError",
     "RequestHandle",
     "RequestSpec",
     "ResourceConfig",
+    "RowAllocation",
     "ScheduledPlan",
     "ScheduledStep",
     "Scheduler",
     "SchedulerError",
     "SelectionReason",
+    "SpeculationConfig",
     "StalePlanError",
     "TimeError",
     "TraceLane",

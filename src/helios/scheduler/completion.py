@@ -88,13 +88,15 @@ def apply_records(
     """Advance every lane of a checked frame; ended and cancelled lanes only leave the frame."""
     outcome = Outcome([], {}, {})
     kind = frame.plan.graph.kind
-    for request, record in zip(frame.requests, records, strict=True):
+    for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True):
         request.queued -= 1
+        request.queued_tokens -= step.output_ceiling
         request.epoch = epoch
         if request.phase > Phase.DECODE:
             request.end_token_seen |= record.terminated
         elif kind is GraphKind.INITIALIZE:
             request.move(Event.INITIALIZED, epoch)
+            request.stages = request.stages[1:]
         else:
             _advance(request, record, frame, outcome, now_ns)
     return outcome

@@ -1,4 +1,4 @@
-"""PolicyConfig, the preferences of the scheduler, and ResourceConfig, what it hands out.
+"""PolicyConfig, the preferences; ResourceConfig, what is handed out; SpeculationConfig, the mode.
 
 Defaults are those of the design's table of policy preferences. They are preferences, not timing
 measurements and not latency guarantees.
@@ -7,11 +7,48 @@ measurements and not latency guarantees.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 
 from helios.scheduler.errors import InvalidPolicyError
 
-_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares")
+_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares", "adaptive_verification_alpha")
+
+_SWITCHES = ("page_growth", "page_prefixes")
+_OPTIONAL = ("snapshot_rows", "draft_extent_tokens", "feature_rows")
+
+
+class DecodeMode(enum.Enum):
+    """How decoders generate."""
+
+    ORDINARY = "ordinary"
+    """One token per step; no draft state is kept."""
+    FIXED = "fixed"
+    """Rounds of one verification width."""
+    ADAPTIVE = "adaptive"
+    """Every captured width competes, width one included."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """The loaded decode mode. Raises InvalidPolicyError, naming the field."""
+
+    mode: DecodeMode = DecodeMode.ORDINARY
+    fixed_width: int = 0
+    """Verification width W of FIXED, the pending token included; zero in the other modes."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, DecodeMode):
+            raise InvalidPolicyError(f"speculation.mode must be a DecodeMode, not {self.mode!r}")
+        width = self.fixed_width
+        if isinstance(width, bool) or not isinstance(width, int) or width < 0:
+            raise InvalidPolicyError(
+                f"speculation.fixed_width must be a nonnegative integer, not {width!r}"
+            )
+        if (width > 0) != (self.mode is DecodeMode.FIXED):
+            raise InvalidPolicyError(
+                f"speculation.fixed_width is {width}: it is positive exactly in mode fixed"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +80,11 @@ class PolicyConfig:
     prefill_balance: float = 0.0
     """Token weight of all prompts together, in multiples of that of all decoders; 0 leaves every
     prompt the weight of one request (decision 0005)."""
+
+    adaptive_verification_alpha: float = 1.0
+    """Exponent on prefix-survival estimates in selection scores of speculative rounds."""
+    checkpoint_extra_work_fraction: float = 0.05
+    """Extra prefill splits and snapshot copies of a request, as a share of its prefill work."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -88,12 +130,31 @@ class ResourceConfig:
     waiting_limit: int = 1024
     """Requests that may wait for a row; one more is refused with QueueFullError."""
 
+    snapshot_rows: int = 0
+    """Rows that keep complete states: checkpoints, image windows, preempted requests."""
+    draft_extent_tokens: int = 0
+    """Cache positions that a round may write beyond the tokens it commits."""
+    feature_rows: int = 0
+    """Prepared image feature storage of one request; zero admits no image."""
+    page_growth: bool = False
+    """Reserve pages frame by frame and preempt when none is left, instead of whole requests."""
+    page_prefixes: bool = False
+    """The model keeps all its state in pages: a prefix may be shared at page granularity."""
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if field.name in _SWITCHES:
+                if not isinstance(value, bool):
+                    raise InvalidPolicyError(
+                        f"resources.{field.name} must be a bool, not {value!r}"
+                    )
+                continue
+            least = 0 if field.name in _OPTIONAL else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                kind = "nonnegative" if least == 0 else "positive"
                 raise InvalidPolicyError(
-                    f"resources.{field.name} must be a positive integer, not {value!r}"
+                    f"resources.{field.name} must be a {kind} integer, not {value!r}"
                 )
         if self.row_count > 64:
             raise InvalidPolicyError(

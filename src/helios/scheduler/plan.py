@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
+from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphDescriptor
+from helios.scheduler.config import DecodeMode
 from helios.scheduler.records import RequestHandle
 
 
@@ -17,6 +19,24 @@ class SelectionReason(enum.Enum):
     """The best measured value rate."""
     DISCOVERY = "discovery"
     """The graph's duration is indeterminate; optimistic work score."""
+    TIMING_REFRESH = "timing-refresh"
+    """A stale alternative, funded by ordinary work."""
+    ACCEPTANCE_LEARNING = "acceptance-learning"
+    """A deeper round than the ordinary choice, funded by ordinary work."""
+
+
+class MixedRole(enum.IntEnum):
+    """What a lane of a mixed graph does."""
+
+    PROMPT = 0
+    GENERATE = 1
+
+
+class MixedLane(NamedTuple):
+    """A mixed lane's role and the decode mode that its graph was selected in."""
+
+    role: MixedRole
+    mode: DecodeMode
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +76,8 @@ class CandidateScore:
     """Time since the last valid observation of the submitted graph; None without one."""
     padding: int
     """Physical rows or prompt positions without work, both stages together."""
+    exploration_credit_ms: float = 0.0
+    """Credit of the ledger that a probe spends from; zero for ordinary work and discovery."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,9 +92,20 @@ class ScheduledStep:
     prompt_tokens: int
     """Prompt tokens this lane consumes (zero for other kinds)."""
     output_ceiling: int
-    """Most output tokens this lane can commit: 1 for decode and for a finishing prefill, else 0."""
+    """Most output tokens this lane can commit: 1 for decode and for a finishing prefill, its target
+    rows for a round, else 0. It is the exact query length where the host allocates."""
     pages: tuple[int, ...]
     """All pages of the request, in order of token position."""
+    expected_tokens: float = 0.0
+    """Output tokens that the choice expected of this lane."""
+    mixed: MixedLane | None = None
+    """Role and mode in a mixed graph."""
+    snapshot_row: int = -1
+    """The snapshot row that a RESTORE reads or a SNAPSHOT writes; -1 for none."""
+    image_index: int = -1
+    """The image of the request that a VISION lane encodes; -1 for none."""
+    feature_offset: int = 0
+    """Where a VISION lane writes, in feature rows of the window."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,6 +128,10 @@ class ScheduledPlan:
         default=None, compare=False, repr=False
     )
     """Computes `terms`; most plans are never asked."""
+    prefill_row: int = -1
+    """Index of the prompt row in `steps` of a mixed graph; -1 for none."""
+    cost_index: int = -1
+    """The cost entry that priced the graph, which its sample will teach."""
 
     @property
     def terms(self) -> CandidateScore | None:

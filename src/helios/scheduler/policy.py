@@ -119,7 +119,7 @@ def steps_of(candidate: Candidate) -> tuple[ScheduledStep, ...]:
             ScheduledStep(
                 request.handle,
                 request.row,
-                request.position_after(request.queued),
+                request.position_after(request.queued_tokens),
                 lane.prompt_tokens,
                 lane.output_ceiling,
                 request.pages,

@@ -19,6 +19,27 @@ class RequestHandle(NamedTuple):
     generation: int
 
 
+class ImageSpan(NamedTuple):
+    """One image in a prompt; its span stays within one prefill chunk."""
+
+    start: int
+    """First prompt position of the span."""
+    tokens: int
+    """Prompt positions of the span."""
+    features: int
+    """Feature rows that its encoding occupies."""
+
+
+class Endpoint(NamedTuple):
+    """An exact token count of the prompt at which its complete state may be kept."""
+
+    tokens: int
+    key: bytes
+    """Identity of everything up to the endpoint, made by the host as a chained hash."""
+    ends_message: bool = True
+    """A completed message ends here; otherwise it is the prompt's end."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """What a request asks of the scheduler; token values stay outside the core.
@@ -36,6 +57,14 @@ class RequestSpec:
     """Host stops or grammar: each of its steps depends on the completion of the one before."""
     weight: float = 1.0
     """Scales both fairness coefficients of this request; positive."""
+    tenant: str = ""
+    """Requests of one tenant share one token price; the empty string means none."""
+    width_limit: int = 0
+    """Most target rows in a round, the pending token included; zero means no limit."""
+    images: tuple[ImageSpan, ...] = ()
+    """In prompt order."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """Where the state may be kept or found, in prompt order."""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -79,6 +108,8 @@ class CompletionRecord:
     """Output tokens produced, at most the lane's output ceiling."""
     terminated: bool = False
     """The device saw an end token: no further token follows."""
+    offered: int = 0
+    """Target rows that the device gave the lane, the pending token included; zero: its ceiling."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import UnknownHandleError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle, RequestSpec
@@ -21,6 +22,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "copies",
         "delivery_price",
         "end_token_seen",
         "epoch",
@@ -34,8 +36,11 @@ class Request:
         "prompt_done",
         "prompt_tokens",
         "queued",
+        "queued_tokens",
         "row",
+        "snapshot_row",
         "spec",
+        "stages",
         "terminal_since_ns",
         "token_price",
         "visible_ns",
@@ -61,6 +66,14 @@ class Request:
         self.end_token_seen = False
         self.queued = 0
         """Submitted frames that hold this request."""
+        self.queued_tokens = 0
+        """Most output tokens that those frames can commit."""
+        self.stages: tuple[GraphKind, ...] = ()
+        """Prerequisites still to run before its next inference, in order; empty: ready."""
+        self.snapshot_row = -1
+        """The snapshot row it owns; -1 for none."""
+        self.copies = 0
+        """Copy proposals that the host has supplied for its next round."""
         self.last_used = -1
         """Commit number of the last frame that held it."""
         self.token_price: float | None = None

@@ -123,7 +123,7 @@ class Standing:
         for request in resident:
             phase = request.phase
             if phase is Phase.DECODE:
-                if request.output_count + request.queued < request.max_output:
+                if request.output_count + request.queued_tokens < request.max_output:
                     self.decoders.append(request)
             elif phase is Phase.PREFILL:
                 self.prefilling.append(request)

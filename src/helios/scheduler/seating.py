@@ -1,0 +1,61 @@
+"""Who is resident: seating waiting requests, dropping them, and giving back what they owned."""
+
+from __future__ import annotations
+
+from helios.scheduler.catalog import GraphKind
+from helios.scheduler.lifecycle import Event, next_phase
+from helios.scheduler.records import Phase, RequestHandle
+from helios.scheduler.requests import NO_PAGES, Request
+from helios.scheduler.state import State
+
+
+def seat_waiting(state: State) -> None:
+    """Make requests resident in arrival order while the head of the line fits."""
+    waiting, pool = state.table.waiting, state.pool
+    while waiting and pool.can_reserve(pool.pages_of(waiting[0].spec)):
+        request = waiting.popleft()
+        request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
+        request.move(Event.SEAT, state.version)
+        request.stages = (GraphKind.INITIALIZE,)
+        state.table.resident.append(request)
+
+
+def finish(state: State, handle: RequestHandle) -> None:
+    """End a decoding request that met a stop string; see `Scheduler.finish`."""
+    request = state.table.live(handle)
+    if next_phase(request.phase, Event.FINISH) is request.phase:
+        return
+    state.version += 1
+    request.move(Event.FINISH, state.version)
+    request.terminal_since_ns = state.now_ns
+
+
+def cancel(state: State, handle: RequestHandle) -> None:
+    """Drop a request; see `Scheduler.cancel`."""
+    request = state.table.live(handle)
+    if next_phase(request.phase, Event.CANCEL) is request.phase:
+        return
+    state.version += 1
+    if request.phase is Phase.WAITING:
+        state.table.waiting.remove(request)
+        request.move(Event.CANCEL, state.version)
+        state.table.free_slot(request)
+    else:
+        request.move(Event.CANCEL, state.version)
+        release_drained(state, request)
+    seat_waiting(state)
+
+
+def release_drained(state: State, request: Request) -> None:
+    """Release a cancelled request that no submitted frame holds any more."""
+    if request.phase is Phase.DRAINING and request.queued == 0:
+        release(state, request, Event.DRAINED)
+
+
+def release(state: State, request: Request, event: Event) -> None:
+    """Give back the row and pages of a request and let its slot be issued again."""
+    request.move(event, state.version)
+    state.pool.release(request.row, request.pages)
+    request.pages = NO_PAGES
+    state.table.resident.remove(request)
+    state.table.free_slot(request)

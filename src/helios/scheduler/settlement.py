@@ -1,0 +1,103 @@
+"""What a finished, failed or published frame changes: progress, prices, estimates, ownership."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from helios.scheduler.accounting import last_interval, settle
+from helios.scheduler.catalog import GraphKind
+from helios.scheduler.completion import Outcome, apply_records, check_records, check_timing
+from helios.scheduler.cost import cost_sample_ns, device_interval_ns
+from helios.scheduler.errors import FenceError
+from helios.scheduler.lifecycle import Event, next_phase
+from helios.scheduler.records import (
+    CompletionRecord,
+    ExecutionCount,
+    ExecutionTiming,
+    GeneratedToken,
+    Phase,
+    RequestHandle,
+)
+from helios.scheduler.seating import release, release_drained, seat_waiting
+from helios.scheduler.state import State
+from helios.scheduler.units import Fence, ms_of
+from helios.scheduler.window import Frame
+
+
+def _head(state: State, fence: Fence) -> Frame:
+    frames = state.window.frames
+    if not frames:
+        raise FenceError(f"fence {fence} is not in flight; nothing is")
+    if frames[0].fence != fence:
+        raise FenceError(f"fence {fence} is not the oldest in flight, {frames[0].fence} is")
+    return frames[0]
+
+
+def complete(
+    state: State, fence: Fence, records: Sequence[CompletionRecord], timing: ExecutionTiming
+) -> list[GeneratedToken]:
+    """Take in the oldest frame's outcome; see `Scheduler.complete`."""
+    frame = _head(state, fence)
+    check_timing(timing)
+    check_records(frame, records)
+
+    state.version += 1
+    state.window.pop(state.now_ns)
+    outcome = apply_records(frame, records, epoch=state.version, now_ns=state.now_ns)
+    _account(state, frame, timing, outcome)
+    for request in frame.requests:
+        if request.phase is Phase.DRAINING:
+            release_drained(state, request)
+        elif frame.plan.graph.kind is GraphKind.TERMINAL:
+            release(state, request, Event.RETIRED)
+    seat_waiting(state)
+    return outcome.tokens
+
+
+def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outcome) -> None:
+    """Charge the frame's interval to its participants and teach the cost table."""
+    device_ns = device_interval_ns(timing)
+    charged_ns = device_ns if frame.queued else max(device_ns, timing.wall_ns)
+    interval_ms = ms_of(charged_ns) if device_ns > 0 else 0.0
+    adaptation_ms = state.policy.adaptation_ms
+    if interval_ms > 0.0:
+        settle(frame.shares, outcome.served, interval_ms, adaptation_ms)
+    state.interval = last_interval(
+        frame.fence, frame.shares, outcome.prices_before, interval_ms, adaptation_ms
+    )
+    state.costs.observe(frame.plan.cost_index, cost_sample_ns(timing), state.now_ns)
+    past = state.executions[frame.plan.reason]
+    state.executions[frame.plan.reason] = ExecutionCount(
+        past.count + 1, past.duration_ns + device_ns
+    )
+
+
+def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:
+    """Drop the oldest frame and every request in it; see `Scheduler.fail`."""
+    frame = _head(state, fence)
+    state.version += 1
+    state.window.pop(state.now_ns)
+    dropped = []
+    for step, request in zip(frame.plan.steps, frame.requests, strict=True):
+        request.queued -= 1
+        request.queued_tokens -= step.output_ceiling
+        if request.phase is not Phase.DRAINING:
+            dropped.append(request.handle)
+            request.move(Event.CANCEL, state.version)
+        release_drained(state, request)
+    state.interval = None
+    seat_waiting(state)
+    return tuple(dropped)
+
+
+def published_output(state: State, handle: RequestHandle, fence: Fence) -> None:
+    """Move the output age and the delivery price; see `Scheduler.published_output`."""
+    request = state.table.live(handle)
+    next_phase(request.phase, Event.PUBLISH)
+    interval = state.interval
+    if interval is None or interval.fence != fence:
+        raise FenceError(f"fence {fence} is not the last completed one")
+    if request not in interval.prices_before:
+        raise FenceError(f"{handle} committed no token in fence {fence}")
+    request.visible_ns = state.now_ns
+    interval.deliver(request)

@@ -1,0 +1,79 @@
+"""State: everything that a scheduler remembers between calls, in one place.
+
+`seating`, `planning`, `submission` and `settlement` are functions over it; `Scheduler` documents
+them. Only `seating`, `submission` and `settlement` change it.
+"""
+
+from __future__ import annotations
+
+from helios.scheduler.accounting import LastInterval
+from helios.scheduler.catalog import Catalog
+from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
+from helios.scheduler.cost import CostAges, CostTable
+from helios.scheduler.plan import SelectionReason
+from helios.scheduler.policy import Decision
+from helios.scheduler.records import ExecutionCount
+from helios.scheduler.requests import RequestTable
+from helios.scheduler.resources import ResourcePool
+from helios.scheduler.units import Fence
+from helios.scheduler.utility import Shapes
+from helios.scheduler.window import Standing, Window
+
+
+class State:
+    """The whole state of one scheduler; `version` rises with every change."""
+
+    __slots__ = (
+        "catalog",
+        "commits",
+        "costs",
+        "decision",
+        "executions",
+        "interval",
+        "last_fence",
+        "memo",
+        "now_ns",
+        "policy",
+        "pool",
+        "shapes",
+        "speculation",
+        "table",
+        "version",
+        "window",
+    )
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        resources: ResourceConfig,
+        policy: PolicyConfig,
+        speculation: SpeculationConfig,
+    ) -> None:
+        catalog.check_mode(speculation)
+        self.catalog = catalog
+        self.shapes = Shapes(catalog)
+        self.pool = ResourcePool(resources)
+        self.policy = policy
+        self.speculation = speculation
+        self.costs = CostTable(catalog, ttl_ns=policy.estimate_ttl_ns)
+        self.table = RequestTable()
+        self.window = Window()
+        self.now_ns = 0
+        self.version = 0
+        self.last_fence: Fence | None = None
+        self.commits = 0
+        self.interval: LastInterval | None = None
+        """The last completed frame, while publications may still correct it."""
+        self.decision: tuple[Decision, CostAges] | None = None
+        """What `plan` decided last, for `explain`; never read by a decision."""
+        self.memo: tuple[int, Standing | None] = (0, None)
+        """The standing of one state version, derived."""
+        self.executions = dict.fromkeys(SelectionReason, ExecutionCount(0, 0))
+
+    def standing(self) -> Standing:
+        """Return the standing of this state version, computed at most once."""
+        version, standing = self.memo
+        if standing is None or version != self.version:
+            standing = Standing(self.shapes, self.costs.durations_ms, self.table.resident)
+            self.memo = (self.version, standing)
+        return standing

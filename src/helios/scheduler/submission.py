@@ -1,0 +1,68 @@
+"""Submitting a plan: ownership, epochs, freshness and window are checked; nothing is rechosen."""
+
+from __future__ import annotations
+
+from helios.scheduler.catalog import GraphKind
+from helios.scheduler.errors import FenceError, StalePlanError
+from helios.scheduler.plan import ScheduledPlan, ScheduledStep
+from helios.scheduler.requests import Request
+from helios.scheduler.state import State
+from helios.scheduler.units import Fence
+from helios.scheduler.window import Frame
+
+
+def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
+    """Submit a plan under a new fence; see `Scheduler.commit`."""
+    if state.last_fence is not None and fence <= state.last_fence:
+        raise FenceError(f"fence {fence} is not above {state.last_fence}")
+    requests = [_checked_lane(state, plan, step) for step in plan.steps]
+    extendable = _check_submittable(state, plan)
+    queued = bool(state.window.frames)
+    start_ns = state.window.start_ns(state.now_ns)
+    standing = state.standing()
+
+    shares = standing.shares(prompts_are_a_class=state.policy.prefill_balance > 0.0)
+    standing.settle_arrivals(state.policy.arrival_shares)
+    state.version += 1
+    state.last_fence = fence
+    state.commits += 1
+    for step, request in zip(plan.steps, requests, strict=True):
+        request.queued += 1
+        request.queued_tokens += step.output_ceiling
+        request.last_used = state.commits
+        request.epoch = state.version
+    state.window.frames.append(
+        Frame(
+            fence,
+            plan,
+            requests,
+            shares,
+            committed_ns=state.now_ns,
+            expected_end_ns=start_ns + plan.estimated_duration_ns,
+            queued=queued,
+            extendable=extendable,
+        )
+    )
+
+
+def _checked_lane(state: State, plan: ScheduledPlan, step: ScheduledStep) -> Request:
+    request = state.table.find(step.handle)
+    if request.epoch > plan.epoch:
+        raise StalePlanError(f"{step.handle} changed since the plan was made")
+    if request.pages is not step.pages or request.row != step.row:
+        raise StalePlanError(f"{step.handle} does not own what the plan gives it")
+    return request
+
+
+def _check_submittable(state: State, plan: ScheduledPlan) -> bool:
+    """Return whether a further frame may be queued behind this one."""
+    graphs = state.catalog.graphs
+    if plan.epoch > state.version or graphs[plan.graph_index] is not plan.graph:
+        raise StalePlanError("the plan was made by another scheduler")
+    fresh = state.costs.is_fresh(plan.graph_index, state.now_ns)
+    if state.window.frames:
+        if state.window.is_closed(state.now_ns) or plan.needs_empty_queue:
+            raise StalePlanError("the plan needs the completion of what is in flight")
+        if not fresh:
+            raise StalePlanError(f"the cost of {plan.graph.name} is no longer fresh")
+    return fresh and plan.graph.kind is GraphKind.DECODE
