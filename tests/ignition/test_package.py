@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from helios.engine.manifest import FORMAT_VERSION, Manifest
-from helios.scheduler import GraphKind
 from ignition.capacity import CapacityOptions, plan_capacity
 from ignition.checkpoint import Checkpoint
 from ignition.package import LoadLimits, open_package
