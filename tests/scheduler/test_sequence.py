@@ -1,0 +1,243 @@
+"""The two-stage row choice against enumeration of all subsets (scheduling-utility.md section 10)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from helios.scheduler.sequence import (
+    Entries,
+    Sums,
+    best_split,
+    fewest_newly,
+    prefix_sums,
+    ready_beside,
+    saved_waiting,
+    sequence_rates,
+    terminal_beside,
+)
+from tests.scheduler.oracles.sequences import (
+    FIRST_KINDS,
+    FOLLOWING_KINDS,
+    Problem,
+    Row,
+    best_score,
+    most_advanced,
+)
+
+COMBINATIONS = list(itertools.product(FIRST_KINDS, FOLLOWING_KINDS))
+
+
+def values_of(problem: Problem, role: str, *, newly: bool) -> np.ndarray:
+    """Row values at the start of the first graph, ages included, as the tables expect them."""
+    unit = problem.age_price * problem.sigma_ms if role == "decode" else 0.0
+    return np.array(
+        [
+            row.value + unit * row.age_ms
+            for row in problem.rows
+            if row.role == role and row.is_newly == newly
+        ]
+    )
+
+
+def roles_of(problem: Problem) -> list[tuple[int, int, int, float]]:
+    """(first rows, following rows, fewest newly ready decoders, prompt value) of every role."""
+    first, following = problem.first_rows, problem.following_rows
+    newly = values_of(problem, "prompt", newly=True)
+    ready = values_of(problem, "prompt", newly=False)
+    roles: list[tuple[int, int, int, float]] = []
+    if problem.following in ("prefill", "scored-prefill"):
+        # One row, which a newly ready prompt must take.
+        return [(first - 1, 0, 0, newly.max())] if len(newly) else []
+    roles.append((first, following, 1, 0.0))
+    if problem.following == "mixed":
+        if len(ready):
+            roles.append((first, following - 1, 1, ready.max()))
+        if len(newly):
+            roles.append((first - 1, following - 1, 0, newly.max()))
+    return roles
+
+
+def solve(problem: Problem) -> tuple[float | None, int]:
+    """Return the best score, and the requests that the first graph then advances."""
+    roles = roles_of(problem)
+    decoders = [values_of(problem, "decode", newly=newly)[None] for newly in (True, False)]
+    retires = problem.first == "snapshot"
+    terminals = np.array(
+        [
+            problem.terminal_value
+            + problem.terminal_age * problem.terminal_sigma_ms * row.age_ms
+            for row in problem.rows
+            if row.role == "terminal" and retires
+        ]
+    )
+    sums = Sums(prefix_sums(decoders[0]), prefix_sums(decoders[1]), prefix_sums(terminals))
+    count = len(roles)
+    first_ms = np.full(count, problem.first_ms)
+    whole_ms = first_ms + problem.following_ms
+    columns = list(zip(*roles, strict=True)) or [(), (), (), ()]
+    entries = Entries(
+        *(np.array(column, dtype=np.intp) for column in columns[:3]),
+        constant=np.array(columns[3], dtype=float),
+        table=np.zeros(count, dtype=np.intp),
+        decoder_gain=problem.age_price * problem.sigma_ms * whole_ms,
+        terminal_gain=problem.terminal_age * problem.terminal_sigma_ms * first_ms
+        + saved_waiting(problem.terminal_age, first_ms, whole_ms),
+    )
+    split = best_split(entries, sums)
+    rates = sequence_rates(split.value, whole_ms, np.full(count, True), problem.waiting)
+    rates = np.where(np.isfinite(split.value), rates, -np.inf)
+    if not count or rates.max() == -np.inf:
+        return None, 0
+    prepared = sum(1 for row in problem.rows if row.is_newly)
+    return float(rates.max()), min(problem.first_rows, prepared + len(terminals))
+
+
+def random_problem(random_: random.Random, first: str, following: str) -> Problem:
+    """Dyadic numbers from few values: sums are exact and equal values are common."""
+    rows = []
+    for name in range(random_.randint(1, 7)):
+        role = random_.choice(("decode", "decode", "prompt", "terminal"))
+        rows.append(
+            Row(
+                name,
+                role,
+                is_newly=role != "terminal" and random_.random() < 0.5,
+                value=random_.choice((0.0, 1.0, 2.5, 2.5, 8.0)) if role != "terminal" else 0.0,
+                age_ms=random_.choice((0.0, 0.5, 4.0)),
+            )
+        )
+    is_prefill = following in ("prefill", "scored-prefill")
+    return Problem(
+        first,
+        following,
+        first_rows=1 if first == "vision" else random_.randint(1, 4),
+        following_rows=1 if is_prefill else random_.randint(1, 4),
+        first_ms=random_.choice((0.25, 1.0, 3.0)),
+        following_ms=random_.choice((0.5, 1.0, 7.0)),
+        rows=tuple(rows),
+        age_price=random_.choice((0.0, 0.125, 1.0)),
+        sigma_ms=random_.choice((0.0, 1.0, 4.0)),
+        terminal_value=random_.choice((0.0, 2.0, 16.0)),
+        terminal_age=random_.choice((0.0, 0.25, 1.0)),
+        terminal_sigma_ms=random_.choice((0.0, 0.5, 2.0)),
+    )
+
+
+def check(problem: Problem) -> None:
+    """Both the score and the number of advanced requests equal the enumeration's."""
+    score, advanced = solve(problem)
+    assert score == best_score(problem), problem
+    if score is not None:
+        assert advanced == most_advanced(problem), problem
+
+
+@pytest.mark.parametrize(("first", "following"), COMBINATIONS)
+def test_the_split_equals_all_subsets(first: str, following: str) -> None:
+    """Exact for two fixed shapes, for every kind in front of every kind (10.3)."""
+    random_ = random.Random(f"{first} {following}")
+    for _ in range(40):
+        check(random_problem(random_, first, following))
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_sequences_equal_all_subsets() -> None:
+    """The same on 10,000 random cases over all kinds (10.3)."""
+    random_ = random.Random(3)
+    for index in range(10_000):
+        check(random_problem(random_, *COMBINATIONS[index % len(COMBINATIONS)]))
+
+
+def test_every_small_world() -> None:
+    """All inputs: up to two rows of each group, two values, capacities one to three (10.3)."""
+    groups = [("decode", True), ("decode", False), ("terminal", False)]
+    sizes = itertools.product(range(3), repeat=3)
+    for counts, first_rows, following_rows in itertools.product(sizes, (1, 2, 3), (1, 2, 3)):
+        rows: list[Row] = []
+        for (role, newly), count in zip(groups, counts, strict=True):
+            for position in range(count):
+                value = 0.0 if role == "terminal" else (1.0, 3.0)[position]
+                rows.append(Row(len(rows), role, newly, value, age_ms=2.0 * position))
+        for terminal_value in (0.0, 1.0, 4.0):
+            check(
+                Problem(
+                    "snapshot",
+                    "decode",
+                    first_rows,
+                    following_rows,
+                    first_ms=1.0,
+                    following_ms=3.0,
+                    rows=tuple(rows),
+                    age_price=0.5,
+                    sigma_ms=1.0,
+                    terminal_value=terminal_value,
+                    terminal_age=0.25,
+                    terminal_sigma_ms=1.0,
+                )
+            )
+
+
+def one_entry(**changes: float) -> Entries:
+    """One pair of two-row graphs without ages."""
+    numbers = {"first_rows": 2, "following_rows": 2, "fewest": 1, "table": 0} | {
+        key: int(value) for key, value in changes.items() if key != "constant"
+    }
+    return Entries(
+        *(np.array([numbers[key]]) for key in ("first_rows", "following_rows", "fewest")),
+        constant=np.array([changes.get("constant", 0.0)]),
+        table=np.array([numbers["table"]]),
+        decoder_gain=np.zeros(1),
+        terminal_gain=np.zeros(1),
+    )
+
+
+def sums_of(newly: list[float], ready: list[float], terminal: list[float]) -> Sums:
+    """Tables of one class of following graphs."""
+    rows = [prefix_sums(np.array(values, dtype=float)) for values in (newly, ready, terminal)]
+    return Sums(rows[0][None], rows[1][None], rows[2])
+
+
+def test_at_least_one_newly_ready_row_takes_part() -> None:
+    """Ready rows of any value cannot fill the whole following graph (10.2)."""
+    split = best_split(one_entry(), sums_of([1.0], [50.0, 40.0], []))
+    assert (split.value[0], split.newly[0]) == (51.0, 1)
+
+
+def test_a_pair_without_newly_ready_rows_is_not_one() -> None:
+    """Nothing is enabled: the pair has no value at all (10.2)."""
+    assert best_split(one_entry(), sums_of([], [5.0], [5.0])).value[0] == -np.inf
+
+
+def test_no_entries_are_no_choices() -> None:
+    """A decision without blocked requests asks for nothing."""
+    empty = Entries(*(column[:0] for column in one_entry()))
+    assert len(best_split(empty, sums_of([1.0], [], [])).value) == 0
+
+
+def test_terminal_rows_take_only_what_newly_ready_rows_leave() -> None:
+    """Capacity of the first graph is shared; the split weighs both uses of a row (10.3)."""
+    sums = sums_of([9.0, 4.0], [1.0], [5.0, 5.0])
+    entry = one_entry()
+    split = best_split(entry, sums)
+    assert (split.value[0], split.newly[0]) == (9.0 + 1.0 + 5.0, 1)
+    assert terminal_beside(entry, sums, split.newly)[0] == 1
+    assert ready_beside(entry, sums, split.newly)[0] == 1
+    richer = best_split(entry, sums_of([9.0, 7.0], [1.0], [5.0, 5.0]))
+    assert (richer.value[0], richer.newly[0]) == (16.0, 2)
+
+
+def test_a_smaller_following_graph_that_holds_the_cohort_takes_its_cohorts() -> None:
+    """B2 = 4 after B2 = 2 with one ready row must serve three rows: k is at least two (10.6)."""
+    smaller = np.array([0, 2, 2, 4])
+    assert fewest_newly(smaller, 1, 1).tolist() == [1, 2, 2, 4]
+    assert fewest_newly(smaller, 5, 1).tolist() == [1, 1, 1, 1]
+
+
+def test_unknown_durations_compare_by_plain_value() -> None:
+    """Indeterminate when either duration is; no division by zero (10.5)."""
+    value, whole = np.array([12.0, 12.0]), np.array([0.0, 4.0])
+    rates = sequence_rates(value, whole, np.array([False, True]), 0.5)
+    assert rates.tolist() == [12.0, 3.0 - 1.0]
