@@ -68,8 +68,7 @@ def solve(problem: Problem) -> tuple[float | None, int]:
     retires = problem.first == "snapshot"
     terminals = np.array(
         [
-            problem.terminal_value
-            + problem.terminal_age * problem.terminal_sigma_ms * row.age_ms
+            problem.terminal_value + problem.terminal_age * problem.terminal_sigma_ms * row.age_ms
             for row in problem.rows
             if row.role == "terminal" and retires
         ]

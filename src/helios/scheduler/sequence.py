@@ -140,7 +140,9 @@ def saved_waiting(terminal_age: float, first_ms: Floats, whole_ms: Floats) -> Fl
     return 0.5 * terminal_age * (whole_ms * whole_ms - first_ms * first_ms)
 
 
-def sequence_rates(value: Floats, whole_ms: Floats, known: NDArray[np.bool_], waiting: float) -> Floats:
+def sequence_rates(
+    value: Floats, whole_ms: Floats, known: NDArray[np.bool_], waiting: float
+) -> Floats:
     """Return value/L - L/2 * `waiting`; the plain value where a duration is indeterminate.
 
     `waiting` is the sum of the age coefficients of all active decoders and terminal rows.
