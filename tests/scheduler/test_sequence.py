@@ -1,4 +1,4 @@
-"""The two-stage row choice against enumeration of all subsets (scheduling-utility.md section 10)."""
+"""The two-stage row choice against enumeration (scheduling-utility.md section 10)."""
 
 from __future__ import annotations
 

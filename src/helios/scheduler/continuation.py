@@ -59,7 +59,7 @@ def contributions_of(chains: Chains, first_ms: Floats) -> Contributions:
     ages = np.where(known, chains.age_slope * whole, 0.0)
     worth = (chains.value + ages) * np.where(known, first, 1.0) / whole
     measured = known & (chains.value > -np.inf)
-    has_measured = measured.any(axis=2, keepdims=True)
+    has_measured = np.logical_or.reduce(measured, axis=2, keepdims=True)
     worth = np.where(has_measured & ~measured, -np.inf, worth)
     ending = worth.argmax(axis=2)
     best = np.take_along_axis(worth, ending[:, :, None], axis=2)[:, :, 0]

@@ -122,14 +122,16 @@ def value_at(entries: Entries, sums: Sums, newly: Counts | np.intp) -> Floats:
 
 def ready_beside(entries: Entries, sums: Sums, newly: Counts | np.intp) -> Counts:
     """Return the already ready decoders that fill the following graph."""
-    spare = entries.following_rows - newly
-    return np.clip(spare, 0, sums.ready.shape[-1] - 1)
+    return _within(entries.following_rows - newly, sums.ready.shape[-1] - 1)
 
 
 def terminal_beside(entries: Entries, sums: Sums, newly: Counts | np.intp) -> Counts:
     """Return the terminal rows that fill the first graph; none where its kind cannot retire."""
-    spare = entries.first_rows - newly
-    return np.clip(spare, 0, sums.terminal.shape[-1] - 1)
+    return _within(entries.first_rows - newly, sums.terminal.shape[-1] - 1)
+
+
+def _within(spare: Counts, available: int) -> Counts:
+    return np.minimum(np.maximum(spare, 0), available)
 
 
 def saved_waiting(terminal_age: float, first_ms: Floats, whole_ms: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""The continuation index by exhaustive enumeration: every cohort and every way to end its chains."""
+"""The continuation index by exhaustive enumeration: every cohort, every way to end a chain."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def verdicts_of(
                 usable(chains[position]) if first_ms is not None else list(chains[position])
                 for position in cohort
             ]
-            for endings in itertools.product(*options):
-                found.append(_verdict(cohort, endings, first_ms, waiting))
+            found += [
+                _verdict(cohort, endings, first_ms, waiting)
+                for endings in itertools.product(*options)
+            ]
     return found
 
 

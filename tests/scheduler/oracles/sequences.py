@@ -1,4 +1,4 @@
-"""Two graphs in a row by exhaustive enumeration: every subset of rows in both, scored by definition.
+"""Two graphs in a row by exhaustive enumeration: all subsets of both, scored by definition.
 
 Rows are plain numbers, so that the rule stands alone: T and F are the durations, L = T + F. Nothing
 is sorted and nothing is skipped; the two-stage score is written out term by term.
