@@ -19,8 +19,9 @@ from helios.scheduler import (
     TimeError,
 )
 from tests.support.catalogs import gpu_like
+from tests.support.device import token_of
 from tests.support.snapshot import freeze
-from tests.support.world import World, measured_world, token_of
+from tests.support.world import World, measured_world
 
 DRAINING_KINDS = {
     GraphKind.INITIALIZE,

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from helios.scheduler import Catalog, GraphDescriptor, GraphKind
+from helios.scheduler import (
+    Catalog,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    RowAllocation,
+)
 
 NS_PER_MS = 1_000_000
 
@@ -33,20 +40,56 @@ class ModelledCatalog:
         return ModelledCatalog(self.catalog, {**self.duration_ns, name: round(ms * NS_PER_MS)})
 
 
-def descriptor(name: str) -> GraphDescriptor:
-    """Build a descriptor from its short name: `decode-b4`, `prefill-c512`, `scored-prefill-c64`."""
-    kind_name, _, size = name.rpartition("-")
-    kind = GraphKind[kind_name.upper().replace("-", "_")]
-    capacity = int(size[1:])
-    if size[0] == "c":
-        return GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=capacity)
-    return GraphDescriptor(kind=kind, batch_capacity=capacity)
+def descriptor(name: str, **fields: Any) -> GraphDescriptor:
+    """Build a descriptor from its short name; `fields` adds or overrides.
+
+    `decode-b4`, `prefill-c512`, `scored-prefill-c64`, `vision-c256`, `restore-b4`, `snapshot-b4`,
+    `speculative-b4-d3-w4` (host allocated, learned), `-p8` when ragged, `-copy`, `-device`;
+    `mixed-b4-w1-c64` (ordinary), `mixed-b4-d3-w4-c64` (speculative).
+    """
+    kind, sizes, words = _parsed(name)
+    if kind not in (GraphKind.SPECULATIVE, GraphKind.MIXED):
+        if "c" in sizes:
+            return GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=sizes["c"], **fields)
+        return GraphDescriptor(kind=kind, batch_capacity=sizes["b"], **fields)
+    depth = sizes.get("d", 0)
+    shape: dict[str, Any] = {
+        "batch_capacity": sizes["b"],
+        "token_capacity": sizes["w"],
+        "proposal_depth": depth,
+        "packed_capacity": sizes.get("p", 0),
+        "prefill_capacity": sizes.get("c", 0),
+        "speculation_enabled": "d" in sizes,
+    }
+    if depth:
+        is_device = "device" in words
+        shape["allocation"] = RowAllocation.DEVICE if is_device else RowAllocation.HOST
+        shape["source"] = ProposalSource.COPY if "copy" in words else ProposalSource.LEARNED
+        shape["confidence_width"] = depth if is_device else 0
+    return GraphDescriptor(kind=kind, **{**shape, **fields})
 
 
-def modelled(durations_ms: Mapping[str, float]) -> ModelledCatalog:
-    """Build a catalog from `name -> milliseconds`."""
+def _parsed(name: str) -> tuple[GraphKind, dict[str, int], list[str]]:
+    """Split a name into its kind, its lettered sizes and its trailing words."""
+    kind_words, sizes, words = [], {}, []
+    for part in name.split("-"):
+        if part[1:].isdigit():
+            sizes[part[0]] = int(part[1:])
+        elif sizes:
+            words.append(part)
+        else:
+            kind_words.append(part.upper())
+    return GraphKind["_".join(kind_words)], sizes, words
+
+
+def modelled(durations_ms: Mapping[str, float], **fields: Any) -> ModelledCatalog:
+    """Build a catalog from `name -> milliseconds`; `fields` go to programs that propose."""
     duration_ns = {name: round(ms * NS_PER_MS) for name, ms in durations_ms.items()}
-    return ModelledCatalog(Catalog.of(descriptor(name) for name in durations_ms), duration_ns)
+    graphs = [
+        descriptor(name, **(fields if _parsed(name)[1].get("d", 0) else {}))
+        for name in durations_ms
+    ]
+    return ModelledCatalog(Catalog.of(graphs), duration_ns)
 
 
 DECODE_MS = {1: 3.0, 2: 3.2, 4: 3.5, 8: 4.2, 16: 5.0, 32: 5.5, 64: 6.0}
@@ -103,3 +146,94 @@ def cpu_like() -> ModelledCatalog:
             "terminal-b4": 0.05,
         }
     )
+
+
+def round_ms(batch: int, depth: int, rows: int) -> float:
+    """Return what a complete round costs: one forward, D small draft steps, and its target rows.
+
+    A whole number of microseconds, so that sums in tests stay readable.
+    """
+    return round(DECODE_MS[batch] + 0.35 * depth + 0.02 * (rows - batch), 3)
+
+
+def mixed_ms(batch: int, depth: int, width: int, prompt: int) -> float:
+    """Return what a mixed graph costs: the prompt shares the round's pass over the weights."""
+    return round(round_ms(batch, depth, batch * width) + 0.8 * PREFILL_MS[prompt], 3)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a speculative, mixed or multimodal catalog holds besides the ordinary programs."""
+
+    rows: int = 16
+    prefills: tuple[int, ...] = (64, 512, 4096)
+    ordinary: bool = False
+    """Decode graphs, for a catalog that is loaded in either decode mode."""
+    widths: tuple[int, ...] = (1, 2, 4, 8)
+    """Verification widths of rectangular rounds; D = W - 1."""
+    ragged: tuple[tuple[int, int], ...] = ()
+    """(D, P per row in quarters) of ragged rounds: P = B * (D + 1) * quarters / 4."""
+    device: bool = False
+    """Ragged rounds are allocated by the device."""
+    copy_depths: tuple[int, ...] = ()
+    mixed: tuple[tuple[int, int], ...] = ()
+    """(W, prompt capacity) of mixed graphs of the speculative mode."""
+    mixed_ordinary: tuple[int, ...] = ()
+    """Prompt capacities of mixed graphs of the ordinary mode."""
+    vision: tuple[int, ...] = ()
+    states: bool = False
+    """Snapshot and restore graphs."""
+
+
+def recipe(choice: Recipe, **fields: Any) -> ModelledCatalog:
+    """Build the modelled catalog of a recipe; `fields` go to every program that proposes."""
+    durations: dict[str, float] = {}
+    for batch in (b for b in DECODE_MS if b <= choice.rows):
+        durations |= _state_operations(choice, batch) | _rounds(choice, batch)
+        if batch > 1:
+            durations |= _mixed(choice, batch)
+    for capacity in choice.prefills:
+        durations[f"prefill-c{capacity}"] = PREFILL_MS[capacity]
+    for capacity in choice.vision:
+        durations[f"vision-c{capacity}"] = 2.0 + capacity / 64
+    return modelled(durations, **fields)
+
+
+def _state_operations(choice: Recipe, batch: int) -> dict[str, float]:
+    found = {
+        f"initialize-b{batch}": 0.20 + 0.01 * batch,
+        f"terminal-b{batch}": 0.15 + 0.01 * batch,
+    }
+    if choice.ordinary:
+        found[f"decode-b{batch}"] = DECODE_MS[batch]
+    if choice.states:
+        found[f"snapshot-b{batch}"] = 0.30 + 0.05 * batch
+        found[f"restore-b{batch}"] = 0.25 + 0.05 * batch
+    return found
+
+
+def _rounds(choice: Recipe, batch: int) -> dict[str, float]:
+    found = {
+        f"speculative-b{batch}-d{width - 1}-w{width}": round_ms(batch, width - 1, batch * width)
+        for width in choice.widths
+    }
+    for depth, quarters in choice.ragged:
+        rows = max(batch, batch * (depth + 1) * quarters // 4)
+        tail = "-device" if choice.device else ""
+        name = f"speculative-b{batch}-d{depth}-w{depth + 1}-p{rows}{tail}"
+        found[name] = round_ms(batch, depth, rows)
+    for depth in choice.copy_depths:
+        # Copies need no draft steps, only their target rows.
+        name = f"speculative-b{batch}-d{depth}-w{depth + 1}-copy"
+        found[name] = round_ms(batch, 0, batch * (depth + 1))
+    return found
+
+
+def _mixed(choice: Recipe, batch: int) -> dict[str, float]:
+    found = {
+        f"mixed-b{batch}-d{width - 1}-w{width}-c{prompt}": mixed_ms(batch, width - 1, width, prompt)
+        for width, prompt in choice.mixed
+    }
+    for prompt in choice.mixed_ordinary:
+        found[f"mixed-b{batch}-w1-c{prompt}"] = mixed_ms(batch, 0, 1, prompt)
+    return found

@@ -7,21 +7,33 @@ from helios.scheduler import (
     ExecutionTiming,
     Fence,
     GeneratedToken,
+    GraphDescriptor,
     GraphKind,
     Phase,
     RequestHandle,
+    RowAllocation,
     ScheduledPlan,
+    ScheduledStep,
     UnknownHandleError,
 )
-from tests.support.world import Flight, Observer, Stream, World, token_of
+from tests.support.device import token_of
+from tests.support.world import Flight, Observer, Stream, World
 
 PHASE_OF_KIND = {
-    GraphKind.INITIALIZE: Phase.INITIALIZING,
-    GraphKind.PREFILL: Phase.PREFILL,
-    GraphKind.SCORED_PREFILL: Phase.PREFILL,
-    GraphKind.DECODE: Phase.DECODE,
-    GraphKind.TERMINAL: Phase.TERMINAL,
+    GraphKind.INITIALIZE: (Phase.INITIALIZING,),
+    GraphKind.RESTORE: (Phase.INITIALIZING,),
+    GraphKind.PREFILL: (Phase.PREFILL,),
+    GraphKind.SCORED_PREFILL: (Phase.PREFILL,),
+    GraphKind.VISION: (Phase.PREFILL,),
+    GraphKind.DECODE: (Phase.DECODE,),
+    GraphKind.SPECULATIVE: (Phase.DECODE,),
+    GraphKind.MIXED: (Phase.PREFILL, Phase.DECODE),
+    GraphKind.TERMINAL: (Phase.TERMINAL,),
+    GraphKind.SNAPSHOT: (Phase.PREFILL, Phase.DECODE, Phase.TERMINAL),
 }
+GENERATING = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
+PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)
+QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 
 
 class Checker(Observer):
@@ -53,14 +65,19 @@ class Checker(Observer):
         self._check_shape(flight.plan)
         for step in flight.plan.steps:
             self._own(self.owner_of_row, step.row, step.handle)
-            for page in step.pages:
+            for page in self._written_pages(step):
                 self._own(self.owner_of_page, page, step.handle)
         self._check_window()
+
+    def _written_pages(self, step: ScheduledStep) -> tuple[int, ...]:
+        """The pages that a lane may write; earlier ones may be a shared prefix."""
+        size = self.world.resources.page_size_tokens
+        return step.pages[step.position // size :]
 
     def _own(self, owners: dict[int, RequestHandle], item: int, handle: RequestHandle) -> None:
         owner = owners.get(item, handle)
         if owner != handle:
-            assert is_released(self.world, owner), f"{item} of {owner} was given to {handle}"
+            assert not owns_anything(self.world, owner), f"{item} of {owner} was given to {handle}"
             in_flight = [f for f in self.world.queue if owner in handles_of(f.plan)]
             assert not in_flight, f"{item} of {owner} is still in a submitted frame"
         owners[item] = handle
@@ -72,35 +89,70 @@ class Checker(Observer):
         assert 1 <= len(steps) <= graph.batch_capacity
         assert len({step.handle for step in steps}) == len(steps)
         assert len({step.row for step in steps}) == len(steps)
+        prompts = [index for index, step in enumerate(steps) if step.prompt_tokens]
+        if graph.kind is GraphKind.MIXED:
+            assert len(prompts) <= 1, "two prompt rows in a mixed graph"
+            assert plan.prefill_row == (prompts[0] if prompts else -1)
+        else:
+            assert plan.prefill_row == -1
         for step in steps:
-            stream = world.by_handle[step.handle]
-            spec = stream.spec
-            assert world.scheduler.phase_of(step.handle) is PHASE_OF_KIND[graph.kind]
+            assert world.scheduler.phase_of(step.handle) in PHASE_OF_KIND[graph.kind]
             assert 0 <= step.row < world.resources.row_count
             assert all(0 <= page < world.resources.page_count for page in step.pages)
             reach = step.position + max(step.prompt_tokens, step.output_ceiling)
             assert len(step.pages) * world.resources.page_size_tokens >= reach
-            if graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
-                assert spec.scored == (graph.kind is GraphKind.SCORED_PREFILL)
-                assert 1 <= step.prompt_tokens <= graph.token_capacity
-                assert step.position == stream.consumed
-                assert step.position + step.prompt_tokens <= spec.prompt_tokens
-                ends = step.position + step.prompt_tokens == spec.prompt_tokens
-                assert step.output_ceiling == int(ends and spec.max_output_tokens > 0)
+            if step.prompt_tokens:
+                self._check_prompt_lane(graph, step)
+            elif graph.kind in GENERATING:
+                self._check_generating_lane(graph, step)
             else:
-                assert step.prompt_tokens == 0
-                assert step.output_ceiling == int(graph.kind is GraphKind.DECODE)
-            if graph.kind is GraphKind.DECODE:
-                queued = sum(step.handle in handles_of(f.plan) for f in world.queue) - 1
-                assert len(stream.tokens) + queued < spec.max_output_tokens
-                assert step.position == spec.prompt_tokens + len(stream.tokens) - 1 + queued
-                assert not (spec.needs_feedback and queued)
+                assert graph.kind not in PROMPT_KINDS
+                assert step.output_ceiling == 0
+        if graph.kind in GENERATING and graph.allocation is RowAllocation.HOST:
+            rows = sum(step.output_ceiling for step in steps if not step.prompt_tokens)
+            assert rows <= graph.rows, "exact lengths do not fit P"
+
+    def _check_prompt_lane(self, graph: GraphDescriptor, step: ScheduledStep) -> None:
+        stream = self.world.by_handle[step.handle]
+        spec = stream.spec
+        assert graph.kind in PROMPT_KINDS
+        is_mixed = graph.kind is GraphKind.MIXED
+        capacity = graph.prefill_capacity if is_mixed else graph.token_capacity
+        assert spec.scored == (graph.kind is GraphKind.SCORED_PREFILL)
+        assert step.prompt_tokens <= capacity
+        assert step.position == stream.consumed
+        end = step.position + step.prompt_tokens
+        assert end <= spec.prompt_tokens
+        assert step.output_ceiling == int(end == spec.prompt_tokens and spec.max_output_tokens > 0)
+        for image in spec.images:
+            inside = image.start < end < image.start + image.tokens
+            assert not inside, "a chunk ends inside an image span"
+
+    def _check_generating_lane(self, graph: GraphDescriptor, step: ScheduledStep) -> None:
+        stream = self.world.by_handle[step.handle]
+        spec = stream.spec
+        earlier = [
+            lane.output_ceiling
+            for flight in list(self.world.queue)[:-1]
+            for lane in flight.plan.steps
+            if lane.handle == step.handle
+        ]
+        count = len(stream.tokens)
+        least, most = count + len(earlier), count + sum(earlier)
+        deepest = min(graph.token_capacity, graph.proposal_depth + 1)
+        assert 1 <= step.output_ceiling <= deepest
+        assert most + step.output_ceiling <= spec.max_output_tokens, "beyond the output limit"
+        if spec.width_limit:
+            assert step.output_ceiling <= spec.width_limit
+        before = spec.prompt_tokens - 1
+        assert before + least <= step.position <= before + most
+        assert not (spec.needs_feedback and earlier)
 
     def _check_window(self) -> None:
         queue = self.world.queue
         assert len(queue) <= 2
         if len(queue) == 2:
-            assert all(flight.plan.graph.kind is GraphKind.DECODE for flight in queue)
+            assert all(flight.plan.graph.kind in QUEUEABLE for flight in queue)
             assert not queue[1].plan.needs_empty_queue
             assert all(flight.plan.estimated_duration_ns > 0 for flight in queue)
 
@@ -112,15 +164,20 @@ class Checker(Observer):
         tokens: list[GeneratedToken],
     ) -> None:
         produced = {record.handle: record for record in records}
+        seen: dict[RequestHandle, int] = {}
         for token in tokens:
             stream = self.world.by_handle[token.handle]
             assert token.handle not in self.silent, "a token after the end or after cancellation"
             assert token.fence == flight.fence
-            assert token.output_index == len(stream.tokens)
             assert token.token == token_of(stream.name, token.output_index)
-            assert produced[token.handle].tokens == (token.token,)
+            record = produced[token.handle]
+            place = seen.get(token.handle, 0)
+            seen[token.handle] = place + 1
+            assert token.output_index == len(stream.tokens) + place
+            assert record.tokens[place] == token.token
             at_limit = token.output_index + 1 == stream.spec.max_output_tokens
-            assert token.is_last == (at_limit or produced[token.handle].terminated)
+            at_end = record.terminated and place + 1 == len(record.tokens)
+            assert token.is_last == (at_limit or at_end)
             if token.is_last:
                 self.silent.add(token.handle)
                 assert self.world.scheduler.phase_of(token.handle) is Phase.TERMINAL
@@ -140,9 +197,9 @@ def handles_of(plan: ScheduledPlan) -> list[RequestHandle]:
     return [step.handle for step in plan.steps]
 
 
-def is_released(world: World, handle: RequestHandle) -> bool:
-    """Whether a request owns nothing any more; its slot may have been issued again."""
+def owns_anything(world: World, handle: RequestHandle) -> bool:
+    """Whether a request owns a row or pages; one that waits, or waits again, owns none."""
     try:
-        return world.scheduler.phase_of(handle) is Phase.RELEASED
+        return world.scheduler.phase_of(handle) not in (Phase.RELEASED, Phase.WAITING)
     except UnknownHandleError:
-        return True
+        return False

@@ -2,9 +2,14 @@
 
 start gpu|cpu|tiny [cold|seeded|measured] rows= pages= page_size= prefills= scored= FIELD=
     Build the world; measured is the default. Any policy field may be given by its name.
+start rounds mode=adaptive|fixed|ordinary width= rows= widths= ragged=D:QUARTERS,.. [device] copy=
+    mixed=W:PROMPT,.. mixed_ordinary= vision= [states] prefills= [cold] snapshot_rows= FIELD=
+    The recipe of `catalogs.Recipe`; measured is the default here too.
 duration NAME=MS            from now on, the program truly costs this
 admit NAME prompt= output= ends_at= count= weight= [scored] [feedback]
-    With count=N the requests are NAME0 to NAME(N-1).
+    With count=N the requests are NAME0 to NAME(N-1). What of its proposals is accepted:
+    accepts=K in every round, chance=P1,P2,.. by depth, script=K1,K2,.. by output position.
+    tenant= and width_limit= as in RequestSpec.
 run frames=                 run frames; prints them, equal neighbours folded
 until ms=                   run until a moment after start
 idle                        run until nothing is left
@@ -14,6 +19,7 @@ advance ms=                 let time pass
 cancel NAME / stop NAME     client gone / stop string found
 plan                        what would be submitted now
 choices top=                the ranked candidates of the decision at this moment
+spread                      outputs of all streams: least, most; and the worst gap
 streams                     per request: phase, outputs, first output, worst gap
 usage                       rows and pages in use
 """
@@ -25,10 +31,19 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 
-from helios.scheduler import PolicyConfig, ScheduledPlan
-from tests.support.catalogs import NS_PER_MS, TINY, ModelledCatalog, cpu_like, gpu_like
+from helios.scheduler import DecodeMode, GraphKind, PolicyConfig, ScheduledPlan, SpeculationConfig
+from tests.support.catalogs import (
+    NS_PER_MS,
+    TINY,
+    ModelledCatalog,
+    Recipe,
+    cpu_like,
+    gpu_like,
+    recipe,
+)
 from tests.support.datadriven import Arguments, ScenarioError
-from tests.support.world import Flight, World, measure_all
+from tests.support.device import Acceptance, Always, Chance, Scripted
+from tests.support.world import Flight, World, measure_all, measure_directly
 
 POLICY_FIELDS = tuple(field.name for field in dataclasses.fields(PolicyConfig))
 
@@ -56,7 +71,8 @@ class Scenario:
 
     def on_start(self, arguments: Arguments) -> str:
         rows = arguments.number("rows", 16)
-        model = _model(arguments, rows)
+        is_rounds = arguments.flag("rounds")
+        model = recipe(_recipe(arguments, rows)) if is_rounds else _model(arguments, rows)
         policy = PolicyConfig(
             **{
                 field: float(arguments.text(field))
@@ -73,9 +89,11 @@ class Scenario:
             page_size=arguments.number("page_size", 1024),
             policy=policy,
             seeded=model.duration_ns if is_seeded else None,
+            speculation=_speculation(arguments) if is_rounds else None,
+            more={"snapshot_rows": arguments.number("snapshot_rows", 0)},
         )
         if not is_cold and not is_seeded:
-            measure_all(self.world)
+            (measure_directly if is_rounds else measure_all)(self.world)
         self.start_ns = self.world.now_ns
         return "ok"
 
@@ -94,6 +112,9 @@ class Scenario:
             "output": arguments.number("output", 4000),
             "ends_at": arguments.number("ends_at", 1 << 30),
             "weight": arguments.real("weight", 1.0),
+            "tenant": arguments.text("tenant", ""),
+            "width_limit": arguments.number("width_limit", 0),
+            "acceptance": _acceptance(arguments),
         }
         names = [f"{name}{index}" for index in range(count)] or [name]
         for each in names:
@@ -150,6 +171,17 @@ class Scenario:
             )
         return "\n".join(lines)
 
+    def on_spread(self, arguments: Arguments) -> str:
+        streams = list(self.now.streams.values())
+        counts = [len(stream.tokens) for stream in streams]
+        gaps = [gap for stream in streams for gap in stream.gaps_ms]
+        worst = f"{max(gaps):.2f}" if gaps else "-"
+        first = max(stream.first_output_ms for stream in streams if stream.visible_ns)
+        return (
+            f"least={min(counts)} most={max(counts)} latest_first_ms={first:.2f} "
+            f"worst_gap_ms={worst}"
+        )
+
     def on_usage(self, arguments: Arguments) -> str:
         return usage_line(self.now)
 
@@ -169,7 +201,9 @@ class Scenario:
         if quiet:
             counts = collections.Counter(flight.name for flight in finished)
             return "\n".join(f"{name} x{counts[name]}" for name in sorted(counts)) or "nothing"
-        groups = itertools.groupby(finished, key=lambda f: (f.name, f.lanes, _prompt_of(f)))
+        groups = itertools.groupby(
+            finished, key=lambda f: (f.name, f.lanes, _prompt_of(f), _rows_of(f))
+        )
         lines = [self._frame_line(list(group)) for _, group in groups]
         return "\n".join(lines) or "nothing"
 
@@ -179,7 +213,8 @@ class Scenario:
         prompt = f" prompt={_prompt_of(first)}" if _prompt_of(first) else ""
         span = f"{self._ms(first.start_ns)}..{self._ms(last.finish_ns)}"
         reason = "" if first.plan.reason.value == "ordinary" else f" {first.plan.reason.value}"
-        return f"{span} {first.name}{count} {folded(first.lanes)}{prompt}{reason}"
+        rows = _rows_of(first)
+        return f"{span} {first.name}{count} {folded(first.lanes)}{prompt}{rows}{reason}"
 
 
 def _model(arguments: Arguments, rows: int) -> ModelledCatalog:
@@ -192,6 +227,59 @@ def _model(arguments: Arguments, rows: int) -> ModelledCatalog:
     prefills = [int(word) for word in arguments.text("prefills", "64,512,4096").split(",")]
     scored = [int(word) for word in arguments.text("scored", "").split(",") if word]
     return gpu_like(rows=rows, prefills=prefills, scored=scored)
+
+
+def _pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Read `3:64,1:256`."""
+    words = [word.partition(":") for word in text.split(",") if word]
+    return tuple((int(left), int(right)) for left, _, right in words)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
+
+
+def _recipe(arguments: Arguments, rows: int) -> Recipe:
+    return Recipe(
+        rows=rows,
+        prefills=_numbers(arguments.text("prefills", "64,512,4096")),
+        ordinary=arguments.flag("ordinary"),
+        widths=_numbers(arguments.text("widths", "1,2,4,8")),
+        ragged=_pairs(arguments.text("ragged", "")),
+        device=arguments.flag("device"),
+        copy_depths=_numbers(arguments.text("copy", "")),
+        mixed=_pairs(arguments.text("mixed", "")),
+        mixed_ordinary=_numbers(arguments.text("mixed_ordinary", "")),
+        vision=_numbers(arguments.text("vision", "")),
+        states=arguments.flag("states"),
+    )
+
+
+def _speculation(arguments: Arguments) -> SpeculationConfig:
+    mode = DecodeMode(arguments.text("mode", "adaptive"))
+    return SpeculationConfig(mode=mode, fixed_width=arguments.number("width", 0))
+
+
+def _acceptance(arguments: Arguments) -> Acceptance:
+    chances, script = arguments.text("chance", ""), arguments.text("script", "")
+    accepts = arguments.number("accepts", 0)
+    if chances:
+        return Chance(tuple(float(word) for word in chances.split(",")))
+    if script:
+        return Scripted(_numbers(script))
+    return Always(accepts)
+
+
+def _rows_of(flight: Flight) -> str:
+    """Target rows of a round's lanes: together when they are equal, else by lane."""
+    graph = flight.plan.graph
+    if graph.token_capacity == 1 or graph.kind not in (GraphKind.SPECULATIVE, GraphKind.MIXED):
+        return ""
+    steps = zip(flight.lanes, flight.plan.steps, strict=True)
+    rows = {name: step.output_ceiling for name, step in steps if not step.prompt_tokens}
+    if len(set(rows.values())) <= 1:
+        return f" rows={next(iter(rows.values()), 0)}"
+    return " rows=" + ",".join(f"{name}:{count}" for name, count in sorted(rows.items()))
 
 
 def _phases(world: World, names: Iterable[str]) -> list[str]:

@@ -13,8 +13,11 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from helios.scheduler import (
     CompletionRecord,
@@ -26,12 +29,24 @@ from helios.scheduler import (
     RequestHandle,
     RequestSpec,
     ResourceConfig,
+    RowAllocation,
     ScheduledPlan,
     Scheduler,
+    SpeculationConfig,
 )
 from tests.support.catalogs import NS_PER_MS, ModelledCatalog, gpu_like
+from tests.support.device import (
+    Acceptance,
+    Always,
+    Device,
+    Executed,
+    Sidecar,
+    execute,
+    execute_lane,
+)
 
 NEVER = 1 << 30
+NO_PROPOSAL = Always(0)
 
 
 @dataclasses.dataclass
@@ -50,6 +65,8 @@ class Stream:
     """Prompt tokens the device has consumed so far."""
     buffered: bool = False
     """The host holds this request's output back (a stop string may be forming)."""
+    acceptance: Acceptance = NO_PROPOSAL
+    """Which of its proposals the device accepts."""
     tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
     visible_ns: list[int] = dataclasses.field(default_factory=list)
     """When each visible burst was published."""
@@ -119,8 +136,13 @@ class World:
         waiting: int = 1024,
         policy: PolicyConfig | None = None,
         seeded: Iterable[str] | None = None,
+        speculation: SpeculationConfig | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
-        """Build it; `seeded` names programs whose old cost is known (stale until first used)."""
+        """Build it; `seeded` names programs whose old cost is known (stale until first used).
+
+        `more` are further fields of `ResourceConfig`.
+        """
         self.model = model
         self.policy = policy or PolicyConfig()
         self.resources = ResourceConfig(
@@ -129,10 +151,17 @@ class World:
             page_size_tokens=page_size,
             context_length_tokens=context,
             waiting_limit=waiting,
+            **(more or {}),
         )
         self.scheduler = Scheduler(
-            catalog=model.catalog, resources=self.resources, policy=self.policy
+            catalog=model.catalog,
+            resources=self.resources,
+            policy=self.policy,
+            speculation=speculation,
         )
+        self.device = Device()
+        self.ranks = 2
+        """Ranks that write sidecars."""
         if seeded is not None:
             self.scheduler.seed_costs({name: model.duration_ns[name] for name in seeded})
         self.now_ns = 0
@@ -155,13 +184,22 @@ class World:
         *,
         ends_at: int = NEVER,
         buffered: bool = False,
+        acceptance: Acceptance = NO_PROPOSAL,
         **fields: Any,
     ) -> RequestHandle:
         """Admit one request now."""
         assert name not in self.streams, name
         spec = RequestSpec(prompt_tokens=prompt, max_output_tokens=output, **fields)
         handle = self.scheduler.admit(spec)
-        stream = Stream(name, handle, spec, self.now_ns, ends_at=ends_at, buffered=buffered)
+        stream = Stream(
+            name,
+            handle,
+            spec,
+            self.now_ns,
+            ends_at=ends_at,
+            buffered=buffered,
+            acceptance=acceptance,
+        )
         self.streams[name] = stream
         self.by_handle[handle] = stream
         for observer in self.observers:
@@ -233,16 +271,41 @@ class World:
         """Complete the oldest frame at its finish (or later), and publish what it committed."""
         flight = self.queue.popleft()
         self.advance_to(flight.finish_ns + round(late_ms * NS_PER_MS))
-        records = tuple(self._execute(step.handle, flight) for step in flight.plan.steps)
+        streams = [self.by_handle[step.handle] for step in flight.plan.steps]
+        done = execute(flight, streams, self.device)
         timing = self.timing_of(self, flight)
-        tokens = self.scheduler.complete(flight.fence, records, timing)
+        tokens = self._complete(flight, done, timing)
         for observer in self.observers:
-            observer.on_complete(flight, records, timing, tokens)
-        for token in tokens:
-            self.by_handle[token.handle].tokens.append(token)
-            if publish:
-                self._publish(token)
+            observer.on_complete(flight, done.records, timing, tokens)
+        for _, burst in itertools.groupby(tokens, key=lambda token: token.handle):
+            self._deliver(list(burst), publish=publish)
         return tokens
+
+    def _complete(
+        self, flight: Flight, done: Executed, timing: ExecutionTiming
+    ) -> list[GeneratedToken]:
+        """Hand a frame's outcome to the call that takes its sidecars."""
+        graph, scheduler = flight.plan.graph, self.scheduler
+        sidecars = []
+        call = "complete"
+        if graph.proposal_depth and graph.allocation is RowAllocation.DEVICE:
+            call = "complete_packed_round"
+            sidecars.append(self._sidecar(flight, done.confidence))
+        if graph.reports_survival:
+            call += "_with_survival"
+            sidecars.append(self._sidecar(flight, done.survival))
+        complete = getattr(scheduler, call)
+        tokens: list[GeneratedToken] = complete(flight.fence, done.records, timing, *sidecars)
+        return tokens
+
+    def _sidecar(self, flight: Flight, values: Sidecar | None) -> Sidecar:
+        """Place the lanes' values in the physical rows of every rank's sidecar."""
+        assert values is not None
+        depth = max(graph.proposal_depth for graph in self.model.catalog.graphs)
+        rows = np.zeros((self.ranks, self.resources.row_count, depth), dtype=np.float32)
+        for step, lane in zip(flight.plan.steps, values, strict=True):
+            rows[:, step.row, : len(lane)] = lane
+        return rows
 
     def step(self) -> bool:
         """Submit what can be submitted, then finish one frame; False when there was nothing."""
@@ -278,36 +341,34 @@ class World:
         """Return an independent copy of everything."""
         return copy.deepcopy(self)
 
-    # ---- the device -----------------------------------------------------------------------
+    # ---- publication ----------------------------------------------------------------------
 
     def _execute(self, handle: RequestHandle, flight: Flight) -> CompletionRecord:
-        """What the device does for one lane, whether or not anyone still wants it."""
-        stream = self.by_handle[handle]
-        step = next(step for step in flight.plan.steps if step.handle == handle)
-        kind = flight.plan.graph.kind
-        if kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
-            return CompletionRecord(handle)
-        stream.consumed += step.prompt_tokens
-        if step.output_ceiling == 0 or stream.produced >= stream.ends_at:
-            return CompletionRecord(handle, prompt_tokens=step.prompt_tokens)
-        stream.produced += 1
-        return CompletionRecord(
-            handle,
-            prompt_tokens=step.prompt_tokens,
-            tokens=(token_of(stream.name, stream.produced - 1),),
-            terminated=stream.produced >= stream.ends_at,
+        """What the device does for one lane, for tests that complete a frame themselves."""
+        steps = flight.plan.steps
+        index = next(i for i, step in enumerate(steps) if step.handle == handle)
+        return execute_lane(
+            flight.plan.graph.kind,
+            steps[index],
+            self.by_handle[handle],
+            steps[index].output_ceiling,
+            self.device,
         )
 
-    def _publish(self, token: GeneratedToken) -> None:
-        stream = self.by_handle[token.handle]
-        if stream.buffered and not token.is_last:
-            stream.withheld.append(token)
+    def _deliver(self, burst: list[GeneratedToken], *, publish: bool) -> None:
+        """Give a lane's tokens to its stream; they become visible together, as one burst."""
+        stream, last = self.by_handle[burst[0].handle], burst[-1]
+        stream.tokens += burst
+        if not publish:
+            return
+        if stream.buffered and not last.is_last:
+            stream.withheld += burst
             return
         stream.withheld.clear()
-        self.scheduler.published_output(token.handle, token.fence)
+        self.scheduler.published_output(last.handle, last.fence)
         stream.visible_ns.append(self.now_ns)
         for observer in self.observers:
-            observer.on_publish(stream, token.fence)
+            observer.on_publish(stream, last.fence)
 
 
 def honest_timing(world: World, flight: Flight) -> ExecutionTiming:
@@ -316,9 +377,11 @@ def honest_timing(world: World, flight: Flight) -> ExecutionTiming:
     return ExecutionTiming(device_ns=(device_ns,), wall_ns=world.now_ns - flight.submitted_ns)
 
 
-def token_of(name: str, index: int) -> int:
-    """A token value that depends on the request and the position alone."""
-    return (sum(name.encode()) * 1_000 + index) % 50_000
+def measure_directly(world: World) -> None:
+    """Let the scheduler know every program's true cost now, as one observation each."""
+    costs = world.scheduler._state.costs
+    for index, graph in enumerate(world.model.catalog.graphs):
+        costs.observe(index, world.model.duration_ns[graph.name], world.now_ns)
 
 
 def measure_all(world: World, *, prompt: int | None = None) -> None:
