@@ -1,0 +1,84 @@
+"""Page growth: which residents may advance on the pages at hand, and how far.
+
+Every frame holds the pages of its whole execution ceiling plus the draft extent before it is
+submitted. The budget below is drawn up so that any cohort of requests that it lets through, with at
+most one prompt among them, fits: an allocation that fails never ends a selection, it is not in it.
+docs/design/scheduling-runtime.md section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Lane(NamedTuple):
+    """What one resident holds, and how far its next lane could reach, in tokens."""
+
+    position: int
+    """Tokens in the cache when the lane starts."""
+    pages: int
+    """Pages it holds."""
+    least: int
+    """Tokens that a lane must be able to write to advance at all."""
+    most: int
+    """Tokens that its longest lane would write."""
+
+
+class Budget(NamedTuple):
+    """How many tokens each lane may write; zero means that it cannot grow now."""
+
+    tokens: tuple[int, ...]
+    pages_wanted: int
+    """Pages that the lanes which were cut to zero want for their least."""
+    pages_used: int
+    """Most pages that a frame planned within this budget can take."""
+
+
+def pages_to_add(tokens: int, lane: Lane, page_size: int, extent: int) -> int:
+    """Return the pages that a lane needs beyond those it holds to write `tokens`."""
+    return max(0, -(-(lane.position + tokens + extent) // page_size) - lane.pages)
+
+
+def reach_of(lane: Lane, page_count: int, page_size: int, extent: int) -> int:
+    """Return the tokens that a lane may write with `page_count` pages more, at most its `most`."""
+    held = (lane.pages + page_count) * page_size
+    return max(0, min(lane.most, held - extent - lane.position))
+
+
+def budget_of(
+    generating: Sequence[Lane],
+    prompts: Sequence[Lane],
+    available: int,
+    *,
+    page_size: int,
+    extent: int,
+) -> Budget:
+    """Share the available pages out among the lanes, each group in the order it is given.
+
+    Generating lanes come first: each needs little, and a page given to it lets it end. What they
+    leave may go to any one prompt, because a frame has at most one.
+    """
+    left, wanted = available, 0
+    tokens = []
+    for lane in generating:
+        for reach in (lane.most, lane.least):
+            needed = pages_to_add(reach, lane, page_size, extent)
+            if needed <= left:
+                left -= needed
+                tokens.append(reach)
+                break
+        else:
+            wanted += needed
+            tokens.append(0)
+    prompt_pages = 0
+    for lane in prompts:
+        reach = reach_of(lane, left, page_size, extent)
+        if reach < lane.least:
+            wanted += pages_to_add(lane.least, lane, page_size, extent)
+            reach = 0
+        else:
+            needed = pages_to_add(reach, lane, page_size, extent)
+            prompt_pages = max(prompt_pages, needed)
+        tokens.append(reach)
+    return Budget(tuple(tokens), wanted, available - left + prompt_pages)
