@@ -79,6 +79,16 @@ class Pair:
             assert self.lines.total_of(tenant) == total
 
 
+def charge_first(pair: Pair) -> None:
+    if pair.resident:
+        pair.charge(pair.resident[0], 2, 1.0)
+
+
+def release_last(pair: Pair) -> None:
+    if pair.resident:
+        pair.release(pair.resident[-1])
+
+
 MOVES: list[Callable[[Pair], object]] = [
     lambda pair: pair.admit("a", 1),
     lambda pair: pair.admit("a", 2),
@@ -86,8 +96,8 @@ MOVES: list[Callable[[Pair], object]] = [
     lambda pair: pair.admit("", 2),
     lambda pair: pair.take(1),
     lambda pair: pair.take(2),
-    lambda pair: pair.resident and pair.charge(pair.resident[0], 2, 1.0),
-    lambda pair: pair.resident and pair.release(pair.resident[-1]),
+    charge_first,
+    release_last,
 ]
 
 

@@ -11,6 +11,7 @@ import enum
 import itertools
 from collections.abc import Iterable
 
+from helios.scheduler.checks import check_integer, check_type
 from helios.scheduler.config import DecodeMode, SpeculationConfig
 from helios.scheduler.errors import InvalidCatalogError
 
@@ -78,6 +79,16 @@ MAX_BATCH = 64
 PROMPT_ALIGNMENT_TOKENS = 64
 """Prompt capacities of mixed graphs are multiples of it."""
 
+_CAPACITIES = ("batch_capacity", "token_capacity")
+_INTEGERS = (
+    *_CAPACITIES,
+    "proposal_depth",
+    "packed_capacity",
+    "prefill_capacity",
+    "confidence_width",
+    "estimated_duration_ns",
+)
+
 _ONE_ROW = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.VISION)
 _GENERATING = (GraphKind.SPECULATIVE, GraphKind.MIXED)
 
@@ -117,6 +128,7 @@ class GraphDescriptor:
     """Ignored on input: native estimates start indeterminate."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 1 <= self.batch_capacity <= MAX_BATCH:
             raise InvalidCatalogError(f"{self.name}: batch_capacity must be 1 to {MAX_BATCH}")
         if self.token_capacity < 1:
@@ -135,6 +147,22 @@ class GraphDescriptor:
         bounds = (0, *self.context_intervals)
         if any(left >= right for left, right in itertools.pairwise(bounds)):
             raise InvalidCatalogError(f"{self.name}: context_intervals must ascend from above 0")
+
+    def _check_types(self) -> None:
+        """Check every field by itself; only then has the graph a name to be called by."""
+        error = InvalidCatalogError
+        check_type(error, "graph.kind", self.kind, GraphKind, "a GraphKind")
+        check_type(error, "graph.allocation", self.allocation, RowAllocation, "a RowAllocation")
+        check_type(error, "graph.source", self.source, ProposalSource, "a ProposalSource")
+        for name in ("speculation_enabled", "reports_survival"):
+            check_type(error, f"graph.{name}", getattr(self, name), bool, "a bool")
+        for name in _INTEGERS:
+            least = 1 if name in _CAPACITIES else 0
+            check_integer(error, f"graph.{name}", getattr(self, name), least=least)
+        bounds = self.context_intervals
+        check_type(error, "graph.context_intervals", bounds, tuple, "a tuple of integers")
+        for index, bound in enumerate(bounds):
+            check_integer(error, f"graph.context_intervals[{index}]", bound, least=1)
 
     def _check_plain(self) -> None:
         if self.proposal_depth or self.prefill_capacity:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 
+from helios.scheduler.checks import LARGEST_INTEGER, check_integer, check_number, check_type
 from helios.scheduler.errors import InvalidPolicyError
 
-_POSITIVE = ("adaptation_ms", "estimate_ttl_ns", "arrival_shares", "adaptive_verification_alpha")
+_POSITIVE = ("adaptation_ms", "arrival_shares", "adaptive_verification_alpha")
+
+MAX_ROWS = 64
+"""Selection is bounded to this many resident requests."""
 
 _SWITCHES = ("page_growth", "page_prefixes")
 _OPTIONAL = ("snapshot_rows", "draft_extent_tokens", "feature_rows")
@@ -38,13 +41,9 @@ class SpeculationConfig:
     """Verification width W of FIXED, the pending token included; zero in the other modes."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mode, DecodeMode):
-            raise InvalidPolicyError(f"speculation.mode must be a DecodeMode, not {self.mode!r}")
-        width = self.fixed_width
-        if isinstance(width, bool) or not isinstance(width, int) or width < 0:
-            raise InvalidPolicyError(
-                f"speculation.fixed_width must be a nonnegative integer, not {width!r}"
-            )
+        error, width = InvalidPolicyError, self.fixed_width
+        check_type(error, "speculation.mode", self.mode, DecodeMode, "a DecodeMode")
+        check_integer(error, "speculation.fixed_width", width, least=0)
         if (width > 0) != (self.mode is DecodeMode.FIXED):
             raise InvalidPolicyError(
                 f"speculation.fixed_width is {width}: it is positive exactly in mode fixed"
@@ -88,15 +87,11 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise InvalidPolicyError(f"policy.{field.name} must be a number, not {value!r}")
-            if not math.isfinite(value) or value < 0:
-                raise InvalidPolicyError(
-                    f"policy.{field.name} must be finite and nonnegative, not {value!r}"
-                )
-            if field.name in _POSITIVE and value <= 0:
-                raise InvalidPolicyError(f"policy.{field.name} must be positive, not {value!r}")
+            name, value = f"policy.{field.name}", getattr(self, field.name)
+            if field.name == "estimate_ttl_ns":
+                check_integer(InvalidPolicyError, name, value, least=1)
+            else:
+                check_number(InvalidPolicyError, name, value, positive=field.name in _POSITIVE)
 
     @classmethod
     def balanced(cls) -> PolicyConfig:
@@ -145,20 +140,14 @@ class ResourceConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in _SWITCHES:
-                if not isinstance(value, bool):
-                    raise InvalidPolicyError(
-                        f"resources.{field.name} must be a bool, not {value!r}"
-                    )
+                check_type(InvalidPolicyError, f"resources.{field.name}", value, bool, "a bool")
                 continue
-            least = 0 if field.name in _OPTIONAL else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                kind = "nonnegative" if least == 0 else "positive"
-                raise InvalidPolicyError(
-                    f"resources.{field.name} must be a {kind} integer, not {value!r}"
-                )
-        if self.row_count > 64:
-            raise InvalidPolicyError(
-                f"resources.row_count must be at most 64, not {self.row_count}"
+            check_integer(
+                InvalidPolicyError,
+                f"resources.{field.name}",
+                value,
+                least=0 if field.name in _OPTIONAL else 1,
+                most=MAX_ROWS if field.name == "row_count" else LARGEST_INTEGER,
             )
 
     def pages_for(self, tokens: int) -> int:

@@ -1,15 +1,17 @@
 """Duration estimates: median of nine while fresh, replaced after staleness, zero while unmeasured.
 
 An entry belongs to a physical shape; how many of its rows were active never enters its identity.
-Elapsed time alone never makes a measured shape unknown.
+Elapsed time alone never makes a measured shape unknown. A descriptor with `context_intervals` has
+one entry per interval of the mean cached length of the rows it serves; every other has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from helios.scheduler.catalog import Catalog
+from helios.scheduler.catalog import Catalog, GraphDescriptor
 from helios.scheduler.errors import InvalidCatalogError
 from helios.scheduler.records import ExecutionTiming
 from helios.scheduler.units import ms_of
@@ -37,37 +39,108 @@ def median_ns(samples: list[int]) -> int:
 
 
 class CostAges(NamedTuple):
-    """How old every estimate was at one moment; it does not change with later observations."""
+    """How old every entry was at one moment; it does not change with later observations."""
 
     observed_ns: tuple[int | None, ...]
     now_ns: int
 
     def age_ns(self, index: int) -> int | None:
-        """Return the time since the last valid observation; None when there never was one."""
+        """Return the time since an entry's last valid observation; None when there was none."""
         observed = self.observed_ns[index]
         return None if observed is None else self.now_ns - observed
 
 
-class CostTable:
-    """One estimate per graph of the catalog, by graph index."""
+OPEN_END = "inf"
+"""Upper bound of the last interval in the name of its entry."""
 
-    __slots__ = ("_names", "_observed_ns", "_samples", "durations_ms", "estimates_ns", "ttl_ns")
+
+def entry_names(graph: GraphDescriptor) -> tuple[str, ...]:
+    """Return the names of a graph's entries: its own, or one per interval as `name@upper-bound`."""
+    if not graph.context_intervals:
+        return (graph.name,)
+    return tuple(f"{graph.name}@{bound}" for bound in (*graph.context_intervals, OPEN_END))
+
+
+class CostTable:
+    """One estimate per entry, by cost index.
+
+    The first entry of every graph has the graph's own index, so without intervals the two are the
+    same. Further intervals follow after all graphs, in catalog order.
+    """
+
+    __slots__ = (
+        "_entries",
+        "_names",
+        "_observed_ns",
+        "_samples",
+        "_split",
+        "_whole",
+        "durations_ms",
+        "estimates_ns",
+        "ttl_ns",
+    )
 
     def __init__(self, catalog: Catalog, *, ttl_ns: int) -> None:
         count = len(catalog.graphs)
-        self._names = {graph.name: i for i, graph in enumerate(catalog.graphs)}
+        self._whole = list(range(count))
+        self._split: list[tuple[int, int]] = []
+        """Graph index and kind of every graph with intervals."""
+        self._entries: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """Bounds and cost indices of every graph with intervals, by graph index."""
+        self._names: dict[str, tuple[int, ...]] = {}
+        for index, graph in enumerate(catalog.graphs):
+            indices = (index, *range(count, count + len(graph.context_intervals)))
+            count += len(indices) - 1
+            if len(indices) > 1:
+                self._split.append((index, int(graph.kind)))
+                self._entries[index] = (graph.context_intervals, indices)
+            self._names[graph.name] = indices
+            for name, entry in zip(entry_names(graph), indices, strict=True):
+                self._names.setdefault(name, (entry,))
         self._samples: list[list[int]] = [[] for _ in range(count)]
         self._observed_ns: list[int | None] = [None] * count
         self.estimates_ns = [0] * count
-        """Estimated duration of each graph; zero is indeterminate."""
+        """Estimated duration of each entry; zero is indeterminate."""
         self.durations_ms = [0.0] * count
         """The same in ms."""
         self.ttl_ns = ttl_ns
 
+    @property
+    def has_intervals(self) -> bool:
+        """Tell whether any graph's cost depends on the context that it runs on."""
+        return bool(self._split)
+
+    def entry_of(self, graph_index: int, mean_cached_tokens: float) -> int:
+        """Return the cost index of a graph that serves rows of this mean cached length.
+
+        An interval includes its upper bound; beyond the last bound the last entry applies.
+        """
+        split = self._entries.get(graph_index)
+        if split is None:
+            return graph_index
+        bounds, indices = split
+        return indices[bisect_left(bounds, mean_cached_tokens)]
+
+    def entries_at(self, mean_cached_tokens: Sequence[float]) -> tuple[list[int], list[float]]:
+        """Return cost index and duration (ms) of every graph, by graph index.
+
+        `mean_cached_tokens` holds the mean of the rows that each graph kind would serve. The lists
+        are to be read only; without intervals nothing is computed.
+        """
+        if not self._split:
+            return self._whole, self.durations_ms
+        indices = self._whole.copy()
+        for graph_index, kind in self._split:
+            indices[graph_index] = self.entry_of(graph_index, mean_cached_tokens[kind])
+        durations = self.durations_ms
+        return indices, [durations[index] for index in indices]
+
     def seed(self, seeds: Mapping[str, int]) -> None:
         """Install estimates of an earlier process as stale ones.
 
-        Raises InvalidCatalogError, before any change, for an unknown graph or a bad duration.
+        A key is a graph's name, which means all of its intervals, or `name@upper-bound` for one,
+        which says more than the name alone whatever their order. Raises InvalidCatalogError, before
+        any change, for an unknown name or a bad duration.
         """
         for name, duration_ns in seeds.items():
             if name not in self._names:
@@ -76,11 +149,11 @@ class CostTable:
                 raise InvalidCatalogError(
                     f"cost seed of {name} must be a positive integer of ns, not {duration_ns!r}"
                 )
-        for name, duration_ns in seeds.items():
-            index = self._names[name]
-            self._samples[index] = []
-            self._observed_ns[index] = None
-            self._set(index, duration_ns)
+        for name in sorted(seeds, key=lambda name: -len(self._names[name])):
+            for index in self._names[name]:
+                self._samples[index] = []
+                self._observed_ns[index] = None
+                self._set(index, seeds[name])
 
     def ages_at(self, now_ns: int) -> CostAges:
         """Return the age of every estimate at `now_ns`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from typing import NamedTuple
 
+from helios.scheduler.checks import check_integer, check_number, check_type
 from helios.scheduler.errors import InvalidRequestError
 from helios.scheduler.units import Fence
 
@@ -67,15 +67,35 @@ class RequestSpec:
     """Where the state may be kept or found, in prompt order."""
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens < 1:
-            raise InvalidRequestError(f"prompt_tokens must be at least 1, not {self.prompt_tokens}")
+        error = InvalidRequestError
+        for name in ("scored", "needs_feedback"):
+            check_type(error, name, getattr(self, name), bool, "a bool")
+        check_integer(error, "prompt_tokens", self.prompt_tokens, least=1)
         least = 0 if self.scored else 1
-        if self.max_output_tokens < least:
-            raise InvalidRequestError(
-                f"max_output_tokens must be at least {least}, not {self.max_output_tokens}"
-            )
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InvalidRequestError(f"weight must be positive and finite, not {self.weight!r}")
+        check_integer(error, "max_output_tokens", self.max_output_tokens, least=least)
+        check_number(error, "weight", self.weight, positive=True)
+        check_type(error, "tenant", self.tenant, str, "a string")
+        check_integer(error, "width_limit", self.width_limit, least=0)
+        check_type(error, "images", self.images, tuple, "a tuple of ImageSpan")
+        for index, image in enumerate(self.images):
+            check_type(error, f"images[{index}]", image, ImageSpan, "an ImageSpan")
+        check_type(error, "endpoints", self.endpoints, tuple, "a tuple of Endpoint")
+        self._check_endpoints()
+
+    def _check_endpoints(self) -> None:
+        error, behind = InvalidRequestError, 0
+        for index, endpoint in enumerate(self.endpoints):
+            name = f"endpoints[{index}]"
+            check_type(error, name, endpoint, Endpoint, "an Endpoint")
+            tokens = endpoint.tokens
+            check_integer(error, f"{name}.tokens", tokens, least=behind + 1)
+            if tokens > self.prompt_tokens:
+                raise error(f"{name}.tokens is {tokens}, the prompt has {self.prompt_tokens}")
+            check_type(error, f"{name}.key", endpoint.key, bytes, "bytes")
+            if not endpoint.key:
+                raise error(f"{name}.key must not be empty")
+            check_type(error, f"{name}.ends_message", endpoint.ends_message, bool, "a bool")
+            behind = tokens
 
 
 class Phase(enum.IntEnum):

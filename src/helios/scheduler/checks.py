@@ -1,0 +1,50 @@
+"""Checks of single fields: each raises the given error, naming the field and what would be right.
+
+A bool is no number here, although Python counts it among the integers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from helios.scheduler.errors import SchedulerError
+
+LARGEST_INTEGER = 2**62
+"""Times in ns and counts of tokens beyond it are mistakes; no device integer holds them."""
+
+
+def check_integer(
+    error: type[SchedulerError],
+    name: str,
+    value: object,
+    *,
+    least: int,
+    most: int = LARGEST_INTEGER,
+) -> None:
+    """Raise `error` unless `value` is an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        bounds = f"of at least {least}" if most == LARGEST_INTEGER else f"from {least} to {most}"
+        if isinstance(value, int) and value > LARGEST_INTEGER:
+            raise error(f"{name} must be an integer {bounds} and below 2**62")
+        raise error(f"{name} must be an integer {bounds}, not {value!r}")
+
+
+def check_number(
+    error: type[SchedulerError], name: str, value: object, *, positive: bool = False
+) -> None:
+    """Raise `error` unless `value` is a finite number that is nonnegative, or positive."""
+    kind = "positive" if positive else "nonnegative"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise error(f"{name} must be a finite {kind} number, not {value!r}")
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise error(f"{name} must be a finite {kind} number; this integer is out of range")
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise error(f"{name} must be finite and {kind}, not {value!r}")
+
+
+def check_type(
+    error: type[SchedulerError], name: str, value: object, wanted: type, what: str
+) -> None:
+    """Raise `error` unless `value` is an instance of `wanted`, which people call `what`."""
+    if not isinstance(value, wanted):
+        raise error(f"{name} must be {what}, not {value!r}")
