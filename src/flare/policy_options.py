@@ -69,6 +69,21 @@ PrefillBalance = Annotated[
     ),
 ]
 
+AdaptiveVerificationAlpha = Annotated[
+    float | None,
+    _field(
+        "--mtp-adaptive-verification-alpha",
+        "Exponent on the survival of proposals in the scores of speculative programs.",
+    ),
+]
+CheckpointExtraWorkFraction = Annotated[
+    float | None,
+    _field(
+        "--scheduler-checkpoint-extra-work-fraction",
+        "Extra work for checkpoints of a prompt, as a share of its prefill (0 to 1).",
+    ),
+]
+
 
 def policy_of(
     preset: Preset,

@@ -34,7 +34,9 @@ from flare.packages import default_directory, existing, is_package, prepare
 from flare.plan_tables import capacity_line, catalog_line
 from flare.policy_options import (
     AdaptationMs,
+    AdaptiveVerificationAlpha,
     ArrivalShares,
+    CheckpointExtraWorkFraction,
     DecodeAgePrice,
     DeliveryFairness,
     EstimateTtlMs,
@@ -115,6 +117,8 @@ def run(
     estimate_ttl_ms: EstimateTtlMs = None,
     arrival_shares: ArrivalShares = None,
     prefill_balance: PrefillBalance = None,
+    adaptive_verification_alpha: AdaptiveVerificationAlpha = None,
+    checkpoint_extra_work_fraction: CheckpointExtraWorkFraction = None,
 ) -> None:
     """Serve a model over the OpenAI API; fetches and prepares what is missing.
 
@@ -135,6 +139,8 @@ def run(
         adaptation_ms=adaptation_ms,
         arrival_shares=arrival_shares,
         prefill_balance=prefill_balance,
+        adaptive_verification_alpha=adaptive_verification_alpha,
+        checkpoint_extra_work_fraction=checkpoint_extra_work_fraction,
     )
     request = package_request(
         backend=backend,
