@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.scheduler import InvalidRequestError
-from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable
+from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable, Lanes
 from tests.scheduler.oracles.speculation import Row
 from tests.support.snapshot import freeze
 
@@ -36,16 +36,16 @@ def one_round(
     terminated: bool = False,
     survival: list[float] | None = None,
 ) -> None:
-    lane = {
-        "offered": ints(offered),
-        "produced": ints(produced),
-        "terminated": flags(terminated),
-        "generated": ints(generated),
-    }
-    if survival is None:
-        table.observe(ints(row), source, **lane)
-    else:
-        table.observe_survival(ints(row), source, np.array([survival]), **lane)
+    lanes = Lanes(
+        rows=ints(row),
+        offered=ints(offered),
+        ceilings=ints(offered),
+        produced=ints(produced),
+        terminated=flags(terminated),
+        generated=ints(generated),
+    )
+    values = None if survival is None else np.array([survival])
+    table.observe(source, lanes, table.outcome(lanes), values)
 
 
 def read(table: AcceptanceTable, row: int = 0, source: int = LEARNED) -> list[float]:
@@ -245,17 +245,10 @@ def test_random_rounds_equal_the_twin(
             ints(*(entry[index] for entry in taking)) for index in range(4)
         )
         terminated = flags(*(entry[4] for entry in taking))
-        lane = {
-            "offered": offered,
-            "produced": produced,
-            "terminated": terminated,
-            "generated": generated,
-        }
+        lane = Lanes(rows, offered, offered, produced, terminated, generated)
         before = table._means.copy(), table._weights.copy(), table._counts.copy()
-        if values is None:
-            table.observe(rows, LEARNED, **lane)
-        else:
-            table.observe_survival(rows, LEARNED, np.tile(values, (len(rows), 1)), **lane)
+        told = None if values is None else np.tile(values, (len(rows), 1))
+        table.observe(LEARNED, lane, table.outcome(lane), told)
         for row, given_rows, tokens, at, ended, _ in taking:
             twins[row].round(given_rows, tokens, at, terminated=ended, survival=values)
             first_unseen = tokens - 1 if ended else given_rows - 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.scheduler.acceptance import LEARNED, AcceptanceTable
+from helios.scheduler.acceptance import LEARNED, AcceptanceTable, Lanes, Outcome
 from helios.scheduler.calibration import Calibration
 from helios.scheduler.forecast import ForecastTable, priced_survivals
 from tests.scheduler.oracles.speculation import Cell
@@ -25,6 +25,19 @@ def table_of(rows: int = 2, programs: int = 2) -> ForecastTable:
     return ForecastTable(rows, DEPTH, programs)
 
 
+def teach(
+    table: ForecastTable,
+    rows: np.ndarray,
+    program: int,
+    values: np.ndarray,
+    ceilings: np.ndarray,
+    generated: np.ndarray,
+) -> None:
+    never = np.zeros(len(rows), dtype=np.bool_)
+    # What was offered and accepted does not matter to a forecast.
+    table.observe(program, Lanes(rows, ceilings, ceilings, ceilings, never, generated), values)
+
+
 def read(table: ForecastTable, row: int = 0, program: int = 0) -> list[float]:
     return table.means(ints(row), program)[0].tolist()
 
@@ -40,7 +53,7 @@ def test_the_prior_moves_a_sixty_fourth_toward_each_completed_probability() -> N
     """Every lane of a completed round moves its program's prior, no other program's (7.9)."""
     table = table_of()
     values = np.array([[1.0, 0.5, 0.25, 0.25], [0.0, 0.0, 0.0, 0.0]])
-    table.observe(ints(0, 1), 0, values, ints(5, 2), ints(1, 1))
+    teach(table, ints(0, 1), 0, values, ints(5, 2), ints(1, 1))
     first = 0.5 + (1.0 - 0.5) / 64
     moved = [p + (y - p) / 64 for p, y in zip(PRIOR[1:], values[0, 1:], strict=True)]
     expected = [first - first / 64, *moved]
@@ -51,12 +64,12 @@ def test_the_prior_moves_a_sixty_fourth_toward_each_completed_probability() -> N
 def test_observations_stop_at_the_lanes_frozen_ceiling() -> None:
     """A ceiling of c teaches depths 1 to c - 1; the suffix retains its means (7.9)."""
     table = table_of()
-    table.observe(ints(0), 0, np.array([[0.75, 0.75, 0.75, 0.75]]), ints(3), ints(1))
+    teach(table, ints(0), 0, np.array([[0.75, 0.75, 0.75, 0.75]]), ints(3), ints(1))
     assert table._means[0, :2].tolist() == [0.5 + 0.25 / 3, 0.25 + 0.5 / 3]
     assert read(table)[2:] == PRIOR[2:]
     assert table.prior(0).tolist()[2:] == PRIOR[2:]
     before = freeze(table)
-    table.observe(ints(0), 0, np.array([[0.75, 0.75, 0.75, 0.75]]), ints(1), ints(5))
+    teach(table, ints(0), 0, np.array([[0.75, 0.75, 0.75, 0.75]]), ints(1), ints(5))
     assert freeze(table) == before, "a ceiling of one observes nothing"
 
 
@@ -64,10 +77,10 @@ def test_an_unobserved_depth_follows_the_population() -> None:
     """Until a request has a value of its own at a depth, the program's prior speaks (7.9)."""
     table = table_of()
     for step in range(200):
-        table.observe(ints(0), 0, np.full((1, DEPTH), 0.9), ints(5), ints(step))
+        teach(table, ints(0), 0, np.full((1, DEPTH), 0.9), ints(5), ints(step))
     assert read(table, 1, 0)[3] > 0.85
     assert read(table, 1, 1) == PRIOR
-    table.observe(ints(1), 0, np.full((1, DEPTH), 0.0), ints(2), ints(1))
+    teach(table, ints(1), 0, np.full((1, DEPTH), 0.0), ints(2), ints(1))
     own = table._means[1, 0]
     assert 0.5 < own < 0.61, "the first value is averaged with the prior at weight two"
     assert read(table, 1, 0) == [own] * DEPTH, "and bounds the deeper ones when read"
@@ -77,7 +90,7 @@ def test_forecasts_age_like_acceptance() -> None:
     """Start weight two, half-life 128 generated tokens, cap 128 (7.9)."""
     table = table_of()
     for _ in range(300):
-        table.observe(ints(0), 0, np.full((1, DEPTH), 0.5), ints(5), ints(3))
+        teach(table, ints(0), 0, np.full((1, DEPTH), 0.5), ints(5), ints(3))
     assert table.weights(ints(0), ints(3))[0].tolist() == [128.0] * DEPTH
     assert table.weights(ints(0), ints(131))[0].tolist() == [64.0] * DEPTH
 
@@ -85,7 +98,7 @@ def test_forecasts_age_like_acceptance() -> None:
 def test_a_row_keeps_its_forecasts_through_preemption_and_loses_them_at_reset() -> None:
     """Take, put and reset move exactly one row (7.7)."""
     table = table_of()
-    table.observe(ints(0), 0, np.full((1, DEPTH), 0.9), ints(5), ints(3))
+    teach(table, ints(0), 0, np.full((1, DEPTH), 0.9), ints(5), ints(3))
     learned = read(table)
     saved = table.take(0)
     table.reset(0)
@@ -97,7 +110,7 @@ def test_a_row_keeps_its_forecasts_through_preemption_and_loses_them_at_reset() 
 def test_programs_are_read_together_or_one_by_one() -> None:
     """The batched read is the single read of every program."""
     table = table_of()
-    table.observe(ints(0), 1, np.full((1, DEPTH), 0.9), ints(3), ints(3))
+    teach(table, ints(0), 1, np.full((1, DEPTH), 0.9), ints(3), ints(3))
     together = table.means_of_programs(ints(0, 1), ints(1, 0))
     assert (together[0] == table.means(ints(0, 1), 1)).all()
     assert (together[1] == table.means(ints(0, 1), 0)).all()
@@ -131,7 +144,7 @@ def test_random_rounds_equal_the_twin(rounds: list[list[tuple[int, list[float], 
             counts[row] += lane[2]
         rows = np.arange(len(lanes))
         ceilings = ints(*(lane[0] for lane in lanes))
-        table.observe(rows, 0, values, ceilings, ints(*counts[: len(lanes)]))
+        teach(table, rows, 0, values, ceilings, ints(*counts[: len(lanes)]))
         start = list(prior)
         for row, lane in enumerate(lanes):
             for index in range(lane[0] - 1):
@@ -160,14 +173,10 @@ def test_acceptance_prices_a_prefix_once_it_has_observations() -> None:
         return priced_survivals(acceptance, forecast, ints(0), ints(generated))[0].tolist()
 
     def observe(offered: int, produced: int) -> None:
-        acceptance.observe(
-            ints(0),
-            LEARNED,
-            offered=ints(offered),
-            produced=ints(produced),
-            terminated=np.array([False]),
-            generated=ints(0),
+        lanes = Lanes(
+            ints(0), ints(offered), ints(offered), ints(produced), np.array([False]), ints(0)
         )
+        acceptance.observe(LEARNED, lanes, acceptance.outcome(lanes))
 
     assert priced(0) == [0.75, 0.625]
     observe(2, 2)
@@ -182,7 +191,8 @@ def test_calibration_says_predicted_against_accepted_per_depth() -> None:
     calibration = Calibration(3)
     predicted = np.array([[0.75, 0.5, 0.25], [0.25, 0.25, 0.25]])
     accepted = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    calibration.observe(predicted, accepted, np.array([[True, True, False], [True, False, False]]))
+    seen = np.array([[True, True, False], [True, False, False]])
+    calibration.observe(predicted, Outcome(seen, accepted))
     first, second = calibration.entries()
     assert (first.depth, first.observations, first.predicted, first.accepted) == (1, 2, 0.5, 0.5)
     assert first.error == 0.0

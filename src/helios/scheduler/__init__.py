@@ -3,6 +3,7 @@
 It has no clock, no I/O and no randomness; time enters through `advance_to` and the records.
 """
 
+from helios.scheduler.calibration import CalibrationEntry
 from helios.scheduler.catalog import (
     Catalog,
     GraphDescriptor,
@@ -45,6 +46,7 @@ from helios.scheduler.records import (
     Usage,
 )
 from helios.scheduler.scheduler import Scheduler
+from helios.scheduler.speculation import CalibrationReport
 from helios.scheduler.trace import PlanTrace, TraceLane, format_trace, parse_trace
 from helios.scheduler.units import Fence
 
@@ -53,6 +55,8 @@ if not __debug__:
     raise RuntimeError("helios.scheduler does not run under python -O")
 
 __all__ = [
+    "CalibrationEntry",
+    "CalibrationReport",
     "CandidateScore",
     "Catalog",
     "CompletionError",

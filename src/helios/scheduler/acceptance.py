@@ -59,6 +59,31 @@ class SavedEstimates(NamedTuple):
     counts: Integers
 
 
+class Lanes(NamedTuple):
+    """The generating lanes of one completed round: distinct rows, one entry per lane."""
+
+    rows: Integers
+    offered: Integers
+    """Target rows that each lane was given, the pending token's included."""
+    ceilings: Integers
+    """The most it could have been given, frozen at commit."""
+    produced: Integers
+    """Tokens that it committed, 1 to `offered`."""
+    terminated: Flags
+    """Its last token was an end token."""
+    generated: Integers
+    """Output count after the round."""
+
+
+class Outcome(NamedTuple):
+    """What a round shows of each lane and depth."""
+
+    seen: Flags
+    """Offered and not censored, bool [n, depth]."""
+    accepted: Floats
+    """One where the prefix was accepted, else zero, [n, depth]."""
+
+
 class AcceptanceTable:
     """Prefix acceptance of every row, matrices [rows, source, depth]; index d - 1 is depth d."""
 
@@ -137,63 +162,34 @@ class AcceptanceTable:
             raised = self.survivals(rows, source) + np.sqrt(_BONUS / weights)
         return np.minimum.accumulate(np.minimum(raised, 1.0), axis=1)
 
-    def seen(self, offered: Integers, produced: Integers, terminated: Flags) -> Flags:
-        """Return which depths a round observes, bool [n, depth].
+    def outcome(self, lanes: Lanes) -> Outcome:
+        """Return which depths a round observes, and what it saw of them.
 
-        `offered` target rows that committed `produced` tokens show depths below `produced` accepted
-        and the other offered ones not; an end token hides what would have followed it.
+        A lane of `offered` rows that committed m tokens shows depths below m accepted and the other
+        offered ones not; an end token hides what would have followed it. A lane of one row shows
+        nothing.
         """
-        reach = np.where(terminated, produced, offered)
-        return self._depths < reach[:, None]
-
-    def accepted(self, produced: Integers) -> Floats:
-        """Return the binary outcome of every depth, float64 [n, depth]."""
-        return (self._depths < produced[:, None]).astype(np.float64)
+        reach = np.where(lanes.terminated, lanes.produced, lanes.offered)
+        accepted = (self._depths < lanes.produced[:, None]).astype(np.float64)
+        return Outcome(self._depths < reach[:, None], accepted)
 
     def observe(
-        self,
-        rows: Integers,
-        source: int,
-        *,
-        offered: Integers,
-        produced: Integers,
-        terminated: Flags,
-        generated: Integers,
+        self, source: int, lanes: Lanes, outcome: Outcome, survival: Floats | None = None
     ) -> None:
-        """Learn one completed round of distinct rows, one entry per lane.
+        """Learn one completed round from `outcome(lanes)`.
 
-        `generated` are output counts after the round. A lane of one target row observes nothing.
+        `survival` [n, depths] replaces the binary outcome of its depths by the program's own
+        probabilities; what is censored stays so.
         """
-        seen = self.seen(offered, produced, terminated)
-        self._learn(rows, source, self.accepted(produced), seen, generated)
-
-    def observe_survival(
-        self,
-        rows: Integers,
-        source: int,
-        values: Floats,
-        *,
-        offered: Integers,
-        produced: Integers,
-        terminated: Flags,
-        generated: Integers,
-    ) -> None:
-        """Learn a round whose program wrote survival [n, depths] of its evaluated prefixes.
-
-        Its values replace the binary outcome at those depths; what is censored stays so.
-        """
-        outcome = self.accepted(produced)
-        width = min(values.shape[1], self.depth)
-        outcome[:, :width] = values[:, :width]
-        seen = self.seen(offered, produced, terminated)
-        self._learn(rows, source, outcome, seen, generated)
-
-    def _learn(
-        self, rows: Integers, source: int, values: Floats, seen: Flags, generated: Integers
-    ) -> None:
+        values = outcome.accepted
+        if survival is not None:
+            width = survival.shape[1]
+            values = np.concatenate((survival, values[:, width:]), axis=1)
+        rows, generated = lanes.rows, lanes.generated
         means = self._means[rows, source]
         stored, counts = self._weights[rows, source], self._counts[rows, source]
         weights = grown(aged(stored, counts, generated))
+        seen = outcome.seen
         self._means[rows, source] = np.where(seen, means + (values - means) / weights, means)
         self._weights[rows, source] = np.where(seen, weights, stored)
         self._counts[rows, source] = np.where(seen, generated[:, None], counts)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helios.scheduler.acceptance import Flags, Floats, Integers
+from helios.scheduler.acceptance import Floats, Integers, Outcome
 
 
 class CalibrationEntry(NamedTuple):
@@ -42,12 +42,13 @@ class Calibration:
         self._accepted: Floats = np.zeros(depth)
         self._squared: Floats = np.zeros(depth)
 
-    def observe(self, predicted: Floats, accepted: Floats, seen: Flags) -> None:
-        """Count the depths of a completed round that `seen` [n, depth] marks."""
+    def observe(self, predicted: Floats, outcome: Outcome) -> None:
+        """Compare predictions [n, depth] with what a completed round showed."""
+        seen, accepted = outcome
         self._counts += seen.sum(axis=0)
-        self._predicted += np.where(seen, predicted, 0.0).sum(axis=0)
-        self._accepted += np.where(seen, accepted, 0.0).sum(axis=0)
-        self._squared += np.where(seen, (predicted - accepted) ** 2, 0.0).sum(axis=0)
+        self._predicted += (predicted * seen).sum(axis=0)
+        self._accepted += (accepted * seen).sum(axis=0)
+        self._squared += ((predicted - accepted) ** 2 * seen).sum(axis=0)
 
     def entries(self) -> tuple[CalibrationEntry, ...]:
         """Return the depths that were observed at least once, shallowest first."""

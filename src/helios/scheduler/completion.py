@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from helios.scheduler.catalog import GraphKind
+from helios.scheduler.catalog import GraphKind, RowAllocation
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import CompletionRecord, ExecutionTiming, GeneratedToken, Phase
 from helios.scheduler.requests import Request
+from helios.scheduler.rounds_completion import check_packed_rows, offered_rows
 from helios.scheduler.window import Frame
 
 
@@ -36,40 +37,46 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:
         raise CompletionError(
             f"fence {frame.fence}: {len(steps)} lanes were committed, {len(records)} completed"
         )
+    is_exact = frame.plan.graph.allocation is not RowAllocation.DEVICE
     for step, request, record in zip(steps, frame.requests, records, strict=True):
         if (
             record.handle != step.handle
             or record.prompt_tokens != step.prompt_tokens
             or len(record.tokens) != step.output_ceiling
             or record.terminated
+            or record.offered
             or request.phase > Phase.DECODE
         ):
-            _check_unusual(frame, step, request, record)
+            fault = _fault_of(step, request, record, is_exact=is_exact)
+            if fault is not None:
+                raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
+    check_packed_rows(frame, records)
 
 
-def _check_unusual(
-    frame: Frame, step: ScheduledStep, request: Request, record: CompletionRecord
-) -> None:
-    where = f"fence {frame.fence}, {step.handle}"
+def _fault_of(
+    step: ScheduledStep, request: Request, record: CompletionRecord, *, is_exact: bool
+) -> str | None:
+    """Say how a lane's record contradicts its step; None when it does not."""
+    ceiling, produced = step.output_ceiling, len(record.tokens)
     if record.handle != step.handle:
-        raise CompletionError(f"{where}: the record names {record.handle}")
+        return f"the record names {record.handle}"
     if record.prompt_tokens != step.prompt_tokens:
-        raise CompletionError(
-            f"{where}: {step.prompt_tokens} prompt tokens were scheduled, "
-            f"{record.prompt_tokens} consumed"
-        )
-    produced = len(record.tokens)
-    if produced > step.output_ceiling:
-        raise CompletionError(f"{where}: {produced} tokens, at most {step.output_ceiling} fit")
+        return f"{step.prompt_tokens} prompt tokens were scheduled, {record.prompt_tokens} consumed"
+    offered = offered_rows(record, ceiling)
+    if isinstance(offered, bool) or not isinstance(offered, int) or not 0 <= offered <= ceiling:
+        return f"{record.offered!r} target rows were offered, at most {ceiling} fit"
+    if is_exact and offered != ceiling:
+        return f"{offered} target rows were offered, the host had fixed {ceiling}"
+    if produced > offered:
+        return f"{produced} tokens, at most {offered} fit"
     if request.end_token_seen:
         # The earlier frame ended this request on the device, where a finished row stays silent.
-        if produced:
-            raise CompletionError(f"{where}: a token after the request's end token")
-        return
+        return "a token after the request's end token" if produced else None
     if record.terminated and not produced:
-        raise CompletionError(f"{where}: terminated without a token")
-    if produced < step.output_ceiling and request.phase <= Phase.DECODE:
-        raise CompletionError(f"{where}: no token, but nothing ended the request before")
+        return "terminated without a token"
+    if not produced and ceiling and request.phase <= Phase.DECODE:
+        return "no token, but nothing ended the request before"
+    return None
 
 
 class Outcome(NamedTuple):
@@ -110,12 +117,18 @@ def _advance(
     outcome.served[request] = prompt_tokens + len(tokens)
     request.prompt_done += prompt_tokens
     count = request.output_count
-    ends = record.terminated or count + len(tokens) == request.max_output
+    ends = bool(record.terminated) or count + len(tokens) == request.max_output
     if tokens:
         outcome.prices_before[request] = request.delivery_price
-        request.output_count = count + 1
-        outcome.tokens.append(
-            GeneratedToken(request.handle, tokens[0], count, frame.fence, bool(ends))
+        request.output_count = count + len(tokens)
+        # What the host had copied followed the old pending token.
+        request.copies = 0
+        last = len(tokens) - 1
+        outcome.tokens.extend(
+            GeneratedToken(
+                request.handle, token, count + index, frame.fence, ends and index == last
+            )
+            for index, token in enumerate(tokens)
         )
     if ends and request.prompt_done == request.prompt_tokens:
         request.end_token_seen = record.terminated

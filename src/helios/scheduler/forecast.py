@@ -18,6 +18,7 @@ from helios.scheduler.acceptance import (
     Flags,
     Floats,
     Integers,
+    Lanes,
     SavedEstimates,
     aged,
     grown,
@@ -83,16 +84,14 @@ class ForecastTable:
         since = np.where(counts >= 0, counts, generated[:, None])
         return aged(self._weights[rows], since, generated)
 
-    def observe(
-        self, rows: Integers, program: int, values: Floats, ceilings: Integers, generated: Integers
-    ) -> None:
+    def observe(self, program: int, lanes: Lanes, values: Floats) -> None:
         """Learn the joint prefix probabilities [n, depths] of one completed round.
 
         A lane of ceiling c teaches depths 1 to c - 1, whatever the device offered it; a deeper
-        forecast keeps its mean. `generated` are output counts after the round.
+        forecast keeps its mean.
         """
-        width = values.shape[1]
-        seen = self._depths[:width] < ceilings[:, None]
+        rows, generated, width = lanes.rows, lanes.generated, values.shape[1]
+        seen = self._depths[:width] < lanes.ceilings[:, None]
         counts = self._counts[rows, :width]
         prior = self._priors[program, :width]
         means = np.where(counts >= 0, self._means[rows, :width], prior)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from helios.scheduler import planning, seating, settlement, submission
-from helios.scheduler.catalog import Catalog, GraphKind
+from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     FenceError,
@@ -30,6 +30,8 @@ from helios.scheduler.records import (
     RequestSpec,
     Usage,
 )
+from helios.scheduler.rounds_completion import Sidecar, Sidecars
+from helios.scheduler.speculation import CalibrationReport, source_index
 from helios.scheduler.state import State
 from helios.scheduler.trace import PlanTrace, trace_of_plan
 from helios.scheduler.units import Fence
@@ -90,6 +92,20 @@ class Scheduler:
         self._check_unused("seed_costs")
         self._state.costs.seed(seeds)
 
+    def seed_acceptance(
+        self, source: ProposalSource, survivals: Sequence[float], *, weight: float
+    ) -> None:
+        """Let every request start with acceptance that an earlier process measured.
+
+        `survivals` are prefix survival probabilities of depth 1 and up, `weight` (2 to 128) is how
+        much they count. Raises PhaseError once a request has been admitted, and
+        InvalidRequestError for values that no history could have.
+        """
+        self._check_unused("seed_acceptance")
+        if source is ProposalSource.NONE:
+            raise InvalidRequestError("source: acceptance belongs to learned or copied proposals")
+        self._state.history.acceptance.seed(source_index(source), survivals, weight)
+
     def _check_unused(self, call: str) -> None:
         if self._state.table.admitted:
             raise PhaseError(f"{call} is only legal before the first admission")
@@ -128,6 +144,16 @@ class Scheduler:
         """
         seating.cancel(self._state, handle)
 
+    def supply_copies(self, handle: RequestHandle, count: int) -> None:
+        """Say how many proposals the host can copy behind a request's pending token.
+
+        They are offered to programs that take copied proposals, until the request's next output or
+        the next call; zero withdraws them. Raises UnknownHandleError, PhaseError for a request that
+        does not decode or has a frame in flight (its pending token is unknown then), and
+        InvalidRequestError for a bad count or a catalog without such a program.
+        """
+        seating.supply_copies(self._state, handle, count)
+
     # Time and planning ----------------------------------------------------------------------------
 
     def advance_to(self, now_ns: int) -> None:
@@ -156,14 +182,79 @@ class Scheduler:
         submission.commit(self._state, plan, fence)
 
     def complete(
-        self, fence: Fence, records: Sequence[CompletionRecord], timing: ExecutionTiming
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        *,
+        peers: Sequence[Sequence[CompletionRecord]] = (),
     ) -> list[GeneratedToken]:
         """Take in the oldest frame's outcome and return the tokens it committed.
 
-        Call `advance_to` first: ages of new phases start at the scheduler's time. Raises FenceError
-        or CompletionError.
+        Call `advance_to` first: ages of new phases start at the scheduler's time. `peers` are the
+        records of ranks 1 and up, which must agree with rank zero's. A burst of several tokens is
+        one delivery, published once. Raises FenceError or CompletionError, the latter also for a
+        program whose rows the device allocates: that one reports confidence.
         """
-        return settlement.complete(self._state, fence, records, timing)
+        return settlement.complete(self._state, fence, records, timing, peers=peers)
+
+    def complete_with_survival(
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        survival: Sidecar,
+        *,
+        peers: Sequence[Sequence[CompletionRecord]] = (),
+    ) -> list[GeneratedToken]:
+        """Complete a program that also wrote the survival of the prefixes that it evaluated.
+
+        `survival` is float32 [ranks, row_count, draft capacity], draft capacity being the largest
+        proposal depth of the catalog: cumulative products of min(1, p/q), which replace the binary
+        acceptance of their depths. Raises like `complete`, and CompletionError for a program that
+        writes none or for values that do not fall from 1 to 0.
+        """
+        sidecars = Sidecars(survival=survival, has_survival=True)
+        return settlement.complete(
+            self._state, fence, records, timing, peers=peers, sidecars=sidecars
+        )
+
+    def complete_packed_round(
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        confidence: Sidecar,
+        *,
+        peers: Sequence[Sequence[CompletionRecord]] = (),
+    ) -> list[GeneratedToken]:
+        """Complete a program that reports confidence, as every device-allocated round does.
+
+        `confidence` is float32 [ranks, row_count, draft capacity]: the joint probability of every
+        produced prefix. Rank zero's drive the forecasts, the peers' must be valid. Raises like
+        `complete`, and CompletionError for a program that reports none or for values that do not
+        fall from 1 to 0.
+        """
+        sidecars = Sidecars(confidence=confidence, is_packed=True)
+        return settlement.complete(
+            self._state, fence, records, timing, peers=peers, sidecars=sidecars
+        )
+
+    def complete_packed_round_with_survival(
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        confidence: Sidecar,
+        survival: Sidecar,
+        *,
+        peers: Sequence[Sequence[CompletionRecord]] = (),
+    ) -> list[GeneratedToken]:
+        """Complete a program with both sidecars; see the two calls that take one."""
+        sidecars = Sidecars(confidence, survival, is_packed=True, has_survival=True)
+        return settlement.complete(
+            self._state, fence, records, timing, peers=peers, sidecars=sidecars
+        )
 
     def fail(self, fence: Fence) -> tuple[RequestHandle, ...]:
         """Drop the oldest frame, which the device could not execute, and every request in it.
@@ -190,6 +281,10 @@ class Scheduler:
     def output_count_of(self, handle: RequestHandle) -> int:
         """Return the committed output tokens of a request. Raises UnknownHandleError."""
         return self._state.table.find(handle).output_count
+
+    def calibration(self) -> CalibrationReport:
+        """Return how far acceptance estimates and forecasts were from what was accepted."""
+        return self._state.history.report()
 
     def usage(self) -> Usage:
         """Return what is owned and what waits."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from helios.scheduler.catalog import GraphKind
+from helios.scheduler.catalog import GraphKind, ProposalSource
+from helios.scheduler.errors import InvalidRequestError, PhaseError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle
 from helios.scheduler.requests import NO_PAGES, Request
@@ -15,6 +16,7 @@ def seat_waiting(state: State) -> None:
     while waiting and pool.can_reserve(pool.pages_of(waiting[0].spec)):
         request = waiting.popleft()
         request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
+        state.history.reset(request.row)
         request.move(Event.SEAT, state.version)
         request.stages = (GraphKind.INITIALIZE,)
         state.table.resident.append(request)
@@ -28,6 +30,25 @@ def finish(state: State, handle: RequestHandle) -> None:
     state.version += 1
     request.move(Event.FINISH, state.version)
     request.terminal_since_ns = state.now_ns
+
+
+def supply_copies(state: State, handle: RequestHandle, count: int) -> None:
+    """Note how long a prefix the host can copy; see `Scheduler.supply_copies`."""
+    request = state.table.live(handle)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise InvalidRequestError(f"copies must be a nonnegative integer, not {count!r}")
+    if not any(graph.source is ProposalSource.COPY for graph in state.catalog.graphs):
+        raise InvalidRequestError("copies: the catalog has no graph that takes copied proposals")
+    if request.phase is not Phase.DECODE:
+        raise PhaseError(f"{handle}: copies follow a pending token, not phase {request.phase.name}")
+    if request.queued:
+        raise PhaseError(f"{handle}: its pending token is unknown while a frame of it is in flight")
+    if request.copies == count:
+        return
+    state.version += 1
+    request.copies = count
+    # A plan with a longer prefix than is left must not be submitted any more.
+    request.epoch = state.version
 
 
 def cancel(state: State, handle: RequestHandle) -> None:

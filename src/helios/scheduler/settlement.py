@@ -18,6 +18,14 @@ from helios.scheduler.records import (
     Phase,
     RequestHandle,
 )
+from helios.scheduler.rounds_completion import (
+    NO_SIDECARS,
+    Sidecars,
+    check_peers,
+    check_sidecars,
+    check_variant,
+    learn_round,
+)
 from helios.scheduler.seating import release, release_drained, seat_waiting
 from helios.scheduler.state import State
 from helios.scheduler.units import Fence, ms_of
@@ -34,16 +42,33 @@ def _head(state: State, fence: Fence) -> Frame:
 
 
 def complete(
-    state: State, fence: Fence, records: Sequence[CompletionRecord], timing: ExecutionTiming
+    state: State,
+    fence: Fence,
+    records: Sequence[CompletionRecord],
+    timing: ExecutionTiming,
+    *,
+    peers: Sequence[Sequence[CompletionRecord]],
+    sidecars: Sidecars = NO_SIDECARS,
 ) -> list[GeneratedToken]:
-    """Take in the oldest frame's outcome; see `Scheduler.complete`."""
+    """Take in the oldest frame's outcome; see `Scheduler.complete` and its variants."""
     frame = _head(state, fence)
+    check_variant(frame, sidecars)
     check_timing(timing)
     check_records(frame, records)
+    check_peers(frame, records, peers)
+    check_sidecars(
+        frame,
+        records,
+        sidecars,
+        row_count=state.pool.config.row_count,
+        draft_capacity=state.history.depth,
+        ranks=len(peers) + 1 if peers else None,
+    )
 
     state.version += 1
     state.window.pop(state.now_ns)
     outcome = apply_records(frame, records, epoch=state.version, now_ns=state.now_ns)
+    learn_round(state.history, frame, records, outcome.served, sidecars)
     _account(state, frame, timing, outcome)
     for request in frame.requests:
         if request.phase is Phase.DRAINING:

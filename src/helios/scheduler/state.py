@@ -15,6 +15,7 @@ from helios.scheduler.policy import Decision
 from helios.scheduler.records import ExecutionCount
 from helios.scheduler.requests import RequestTable
 from helios.scheduler.resources import ResourcePool
+from helios.scheduler.speculation import SpeculationHistory
 from helios.scheduler.units import Fence
 from helios.scheduler.utility import Shapes
 from helios.scheduler.window import Standing, Window
@@ -29,6 +30,7 @@ class State:
         "costs",
         "decision",
         "executions",
+        "history",
         "interval",
         "last_fence",
         "memo",
@@ -56,6 +58,8 @@ class State:
         self.policy = policy
         self.speculation = speculation
         self.costs = CostTable(catalog, ttl_ns=policy.estimate_ttl_ns)
+        self.history = SpeculationHistory(catalog, resources.row_count)
+        """Acceptance and forecasts by physical row."""
         self.table = RequestTable()
         self.window = Window()
         self.now_ns = 0

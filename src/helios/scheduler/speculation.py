@@ -1,0 +1,99 @@
+"""What a scheduler remembers of its speculative rounds, by physical row: one object, three tables.
+
+Rows are reset when a request is seated, and taken out and put back around a preemption, so that no
+estimate reaches a later request of the row. See docs/design/scheduling-utility.md section 7.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from helios.scheduler.acceptance import (
+    COPY,
+    LEARNED,
+    AcceptanceTable,
+    Floats,
+    Lanes,
+    SavedEstimates,
+)
+from helios.scheduler.calibration import Calibration, CalibrationEntry
+from helios.scheduler.catalog import Catalog, ProposalSource
+from helios.scheduler.forecast import ForecastTable
+
+
+class CalibrationReport(NamedTuple):
+    """How far each estimate was from what was accepted, per depth; nothing decides by it."""
+
+    learned: tuple[CalibrationEntry, ...]
+    """Acceptance estimates of drafted proposals."""
+    copied: tuple[CalibrationEntry, ...]
+    """Acceptance estimates of copied proposals."""
+    forecast: tuple[CalibrationEntry, ...]
+    """Confidence forecasts of the programs that report confidence."""
+
+
+class SavedHistory(NamedTuple):
+    """A request's estimates while it has no row."""
+
+    acceptance: SavedEstimates
+    forecast: SavedEstimates
+
+
+class SpeculationHistory:
+    """Acceptance, forecasts and calibration of every row; empty for a catalog without proposals."""
+
+    __slots__ = ("_by_forecast", "_by_source", "acceptance", "depth", "forecasts")
+
+    def __init__(self, catalog: Catalog, rows: int) -> None:
+        depth = max(graph.proposal_depth for graph in catalog.graphs)
+        reports = any(graph.confidence_width for graph in catalog.graphs)
+        self.depth = depth
+        """The catalog's largest proposal depth, and the last extent of every sidecar."""
+        self.acceptance = AcceptanceTable(rows, depth)
+        self.forecasts = ForecastTable(rows, depth, len(catalog.graphs) if reports else 0)
+        self._by_source = (Calibration(depth), Calibration(depth))
+        self._by_forecast = Calibration(depth)
+
+    def reset(self, row: int) -> None:
+        """Give a row to a request without history."""
+        self.acceptance.reset(row)
+        self.forecasts.reset(row)
+
+    def take(self, row: int) -> SavedHistory:
+        """Return a copy of what a row has learned, for a request that leaves it."""
+        return SavedHistory(self.acceptance.take(row), self.forecasts.take(row))
+
+    def put(self, row: int, saved: SavedHistory) -> None:
+        """Give a row to a request that brings its history back."""
+        self.acceptance.put(row, saved.acceptance)
+        self.forecasts.put(row, saved.forecast)
+
+    def observe(
+        self,
+        graph_index: int,
+        source: ProposalSource,
+        lanes: Lanes,
+        confidence: Floats | None,
+        survival: Floats | None,
+    ) -> None:
+        """Learn one completed round from its sidecars [n, depths] (rank zero's) and outcomes."""
+        index = source_index(source)
+        outcome = self.acceptance.outcome(lanes)
+        predicted = self.acceptance.survivals(lanes.rows, index)
+        self._by_source[index].observe(predicted, outcome)
+        self.acceptance.observe(index, lanes, outcome, survival)
+        if confidence is not None:
+            promised = self.forecasts.means(lanes.rows, graph_index)
+            self._by_forecast.observe(promised, outcome)
+            self.forecasts.observe(graph_index, lanes, confidence)
+
+    def report(self) -> CalibrationReport:
+        """Return the calibration of every estimate so far."""
+        learned, copied = (calibration.entries() for calibration in self._by_source)
+        return CalibrationReport(learned, copied, self._by_forecast.entries())
+
+
+def source_index(source: ProposalSource) -> int:
+    """Return the acceptance table's index of a source of proposals."""
+    assert source is not ProposalSource.NONE, "a program without proposals observes nothing"
+    return LEARNED if source is ProposalSource.LEARNED else COPY
