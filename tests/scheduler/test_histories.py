@@ -1,0 +1,92 @@
+"""Random histories over every kind and feature: decisions section 11, items 1 and 4 to 8."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from helios.scheduler import PolicyConfig
+from tests.support.catalogs import modelled
+from tests.support.histories import Habitat, History, busy_bound_ms
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+ORDINARY = modelled(
+    {
+        "initialize-b1": 0.25,
+        "initialize-b4": 0.3,
+        "prefill-c64": 4.0,
+        "prefill-c512": 14.0,
+        "scored-prefill-c64": 5.0,
+        "decode-b1": 3.0,
+        "decode-b2": 3.2,
+        "decode-b4": 3.6,
+        "terminal-b1": 0.25,
+        "terminal-b4": 0.3,
+    }
+)
+HABITATS = {
+    "ordinary": Habitat(model=ORDINARY, scored=True),
+    "balanced": Habitat(model=ORDINARY, policy=PolicyConfig.balanced(), seeded=True, pages=20),
+    "throughput": Habitat(model=ORDINARY, policy=PolicyConfig.throughput(), measured=True),
+    "tenants": Habitat(model=ORDINARY, tenants=("", "a", "b"), measured=True, arrival=0.3),
+}
+
+
+def history(name: str, seed: int, calls: int) -> History:
+    """Run one history to its end and return it."""
+    habitat = HABITATS[name]
+    ran = History(habitat, seed, bound_ms=busy_bound_ms(habitat))
+    ran.run(calls)
+    return ran
+
+
+@pytest.mark.parametrize("name", HABITATS)
+def test_a_short_history(name: str) -> None:
+    """Prices, bounds, ownership, refusals and service hold after each of its calls (11.1, 4-7)."""
+    ran = history(name, 1, 2_500)
+    assert ran.admitted > 10
+    assert ran.bad_calls > 0
+
+
+def digest_of(name: str) -> str:
+    """A hash over every decision of a history, scores by their exact bits."""
+    return history(name, 5, 700).audit.digest.hexdigest()
+
+
+def test_hash_seeds_do_not_matter_to_any_history() -> None:
+    """The same decisions in two processes with different hash seeds (11.8)."""
+    program = (
+        "from tests.scheduler.test_histories import HABITATS, digest_of\n"
+        "for name in HABITATS: print(digest_of(name))"
+    )
+    outputs = []
+    for hash_seed in ("0", "4242"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outputs.append(done.stdout.split())
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0])) == len(HABITATS), "histories do not depend on the habitat"
+
+
+PIECES = 100
+CALLS_OF_A_PIECE = 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_a_million_calls(piece: int) -> None:
+    """A million calls in a hundred pieces, each with its own seed and habitat (11.1, 4-7)."""
+    names = list(HABITATS)
+    ran = history(names[piece % len(names)], 1_000 + piece, CALLS_OF_A_PIECE)
+    assert ran.audit.calls >= CALLS_OF_A_PIECE

@@ -1,0 +1,199 @@
+"""Calls that must be refused in any state: each is a typed error and leaves the state as it was.
+
+A maker returns the errors that it may raise and the call, or None where the state offers no target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+from helios.scheduler import (
+    CompletionError,
+    CompletionRecord,
+    ExecutionTiming,
+    Fence,
+    FenceError,
+    InvalidRequestError,
+    PhaseError,
+    PolicyConfig,
+    RequestHandle,
+    RequestSpec,
+    StalePlanError,
+    TimeError,
+    UnknownHandleError,
+)
+from tests.support.world import Flight, World
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+Attempt = tuple[Errors, Callable[[], Any]]
+Maker = Callable[[World, random.Random], Attempt | None]
+
+TIMING = ExecutionTiming(device_ns=(1_000_000,), wall_ns=1_000_000)
+NO_ONE = RequestHandle(10_000, 0)
+
+
+def good_records(flight: Flight) -> list[CompletionRecord]:
+    """Records of the right form: every lane consumed its prompt and produced to its ceiling."""
+    return [
+        CompletionRecord(step.handle, step.prompt_tokens, (7,) * step.output_ceiling)
+        for step in flight.plan.steps
+    ]
+
+
+def _complete(world: World, records: list[CompletionRecord], timing: Any = TIMING) -> Attempt:
+    fence = world.queue[0].fence
+    return CompletionError, lambda: world.scheduler.complete(fence, records, timing)
+
+
+def _broken(world: World, roll: random.Random, **fields: Any) -> Attempt:
+    records = good_records(world.queue[0])
+    index = roll.randrange(len(records))
+    records[index] = dataclasses.replace(records[index], **fields)
+    return _complete(world, records)
+
+
+def lane_missing(world: World, roll: random.Random) -> Attempt | None:
+    return _complete(world, good_records(world.queue[0])[:-1]) if world.queue else None
+
+
+def lane_too_many(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue:
+        return None
+    records = good_records(world.queue[0])
+    return _complete(world, [*records, records[-1]])
+
+
+def wrong_generation(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue:
+        return None
+    handle = world.queue[0].plan.steps[0].handle
+    records = good_records(world.queue[0])
+    other = RequestHandle(handle.slot, handle.generation + 1)
+    return _complete(world, [dataclasses.replace(records[0], handle=other), *records[1:]])
+
+
+def beyond_the_ceiling(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue:
+        return None
+    most = max(step.output_ceiling for step in world.queue[0].plan.steps)
+    return _broken(world, roll, tokens=(7,) * (most + 1))
+
+
+def wrong_prompt(world: World, roll: random.Random) -> Attempt | None:
+    return _broken(world, roll, prompt_tokens=1 << 20) if world.queue else None
+
+
+def offered_beyond_the_ceiling(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue:
+        return None
+    most = max(step.output_ceiling for step in world.queue[0].plan.steps)
+    return _broken(world, roll, offered=most + 1)
+
+
+def impossible_timing(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue:
+        return None
+    fields = roll.choice(
+        [
+            {"device_ns": (-1,)},
+            {"device_ns": (float("nan"),)},
+            {"wall_ns": -1},
+            {"readiness_ns": -1},
+            {"wall_ns": True},
+        ]
+    )
+    timing = dataclasses.replace(TIMING, **fields)
+    return _complete(world, good_records(world.queue[0]), timing)
+
+
+def wrong_fence(world: World, roll: random.Random) -> Attempt | None:
+    fence = Fence(1 << 40)
+    return FenceError, lambda: world.scheduler.complete(fence, [], TIMING)
+
+
+def failing_an_unknown_fence(world: World, roll: random.Random) -> Attempt | None:
+    return FenceError, lambda: world.scheduler.fail(Fence(1 << 40))
+
+
+def reused_fence(world: World, roll: random.Random) -> Attempt | None:
+    plan = world.scheduler.plan()
+    if plan is None or not world.log:
+        return None
+    return FenceError, lambda: world.scheduler.commit(plan, world.log[-1].fence)
+
+
+def stale_plan(world: World, roll: random.Random) -> Attempt | None:
+    """The plan that was committed last: every one of its lanes has changed since."""
+    if not world.log:
+        return None
+    plan = world.log[-1].plan
+    fence = Fence(1 << 40)
+    return (StalePlanError, UnknownHandleError), lambda: world.scheduler.commit(plan, fence)
+
+
+def backwards(world: World, roll: random.Random) -> Attempt | None:
+    if world.now_ns == 0:
+        return None
+    return TimeError, lambda: world.scheduler.advance_to(world.now_ns - 1)
+
+
+def unknown_handle(world: World, roll: random.Random) -> Attempt | None:
+    call = roll.choice([world.scheduler.cancel, world.scheduler.finish, world.scheduler.phase_of])
+    return UnknownHandleError, lambda: call(NO_ONE)
+
+
+def unknown_publication(world: World, roll: random.Random) -> Attempt | None:
+    return UnknownHandleError, lambda: world.scheduler.published_output(NO_ONE, Fence(1))
+
+
+def unearned_publication(world: World, roll: random.Random) -> Attempt | None:
+    if not world.streams:
+        return None
+    handle = world.streams[roll.choice(list(world.streams))].handle
+    errors = (FenceError, PhaseError, UnknownHandleError)
+    return errors, lambda: world.scheduler.published_output(handle, Fence(1 << 40))
+
+
+def too_long(world: World, roll: random.Random) -> Attempt | None:
+    spec = RequestSpec(prompt_tokens=1 << 30, max_output_tokens=1)
+    return InvalidRequestError, lambda: world.scheduler.admit(spec)
+
+
+def late_policy(world: World, roll: random.Random) -> Attempt | None:
+    if not world.scheduler._state.table.admitted:
+        return None
+    return PhaseError, lambda: world.scheduler.configure_policy(PolicyConfig())
+
+
+def late_seed(world: World, roll: random.Random) -> Attempt | None:
+    if not world.scheduler._state.table.admitted:
+        return None
+    return PhaseError, lambda: world.scheduler.seed_costs({})
+
+
+BAD_CALLS: tuple[tuple[str, Maker], ...] = tuple(
+    (maker.__name__, maker)
+    for maker in (
+        lane_missing,
+        lane_too_many,
+        wrong_generation,
+        beyond_the_ceiling,
+        wrong_prompt,
+        # offered_beyond_the_ceiling,
+        impossible_timing,
+        wrong_fence,
+        failing_an_unknown_fence,
+        reused_fence,
+        stale_plan,
+        backwards,
+        unknown_handle,
+        unknown_publication,
+        unearned_publication,
+        too_long,
+        late_policy,
+        late_seed,
+    )
+)

@@ -1,0 +1,405 @@
+"""Random histories: everything that may happen to a scheduler, and what must hold whatever happens.
+
+`History` drives one world from one seed; `Audit` watches it. A step is one call of the scheduler.
+The audit keeps books of its own, from the records that the world reports, and compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helios.scheduler import (
+    CompletionRecord,
+    ExecutionTiming,
+    Fence,
+    GeneratedToken,
+    GraphKind,
+    Phase,
+    PolicyConfig,
+    QueueFullError,
+    ScheduledPlan,
+    SchedulerError,
+    SelectionReason,
+    SpeculationConfig,
+)
+from tests.support.badcalls import BAD_CALLS
+from tests.support.catalogs import NS_PER_MS, ModelledCatalog
+from tests.support.checkers import Checker
+from tests.support.device import Acceptance, Always, Chance, Scripted
+from tests.support.snapshot import freeze
+from tests.support.usage import assert_everything_is_back, assert_usage_adds_up
+from tests.support.workload import phase_of
+from tests.support.world import Flight, Observer, Stream, World, honest_timing, measure_directly
+
+PROBES = (SelectionReason.TIMING_REFRESH, SelectionReason.ACCEPTANCE_LEARNING)
+SHARES = {
+    SelectionReason.TIMING_REFRESH: (1, 499),
+    SelectionReason.ACCEPTANCE_LEARNING: (1, 99),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Habitat:
+    """A machine, a policy and what is asked of it."""
+
+    model: ModelledCatalog
+    rows: int = 4
+    pages: int = 40
+    page_size: int = 64
+    policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
+    speculation: SpeculationConfig | None = None
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+    measured: bool = False
+    seeded: bool = False
+    longest_prompt: int = 300
+    longest_output: int = 40
+    tenants: tuple[str, ...] = ("",)
+    scored: bool = False
+    images: bool = False
+    endpoints: bool = False
+    copies: bool = False
+    arrival: float = 0.12
+    cancel: float = 0.01
+    stop: float = 0.01
+    fail: float = 0.004
+    fault: float = 0.06
+    pause: float = 0.002
+    bad_call: float = 0.01
+
+
+class Books(Observer):
+    """Expense of probes against ordinary time, kept from what completions report."""
+
+    def __init__(self) -> None:
+        self.ordinary_ns = 0
+        self.spent_ns = dict.fromkeys(PROBES, 0)
+        self.episode_ns = dict.fromkeys(PROBES, 0)
+        self.episodes = dict.fromkeys(PROBES, 0)
+
+    def on_complete(
+        self,
+        flight: Flight,
+        records: tuple[CompletionRecord, ...],
+        timing: ExecutionTiming,
+        tokens: list[GeneratedToken],
+    ) -> None:
+        device_ns = max(timing.device_ns, default=0)
+        charged_ns = device_ns if flight.queued else max(device_ns, timing.wall_ns)
+        self.charge(flight.plan.reason, device_ns, charged_ns)
+
+    def charge(self, reason: SelectionReason, device_ns: int, charged_ns: int) -> None:
+        """Enter one execution and compare expense with its bound, in exact integers."""
+        if reason is SelectionReason.ORDINARY and device_ns > 0:
+            self.ordinary_ns += charged_ns
+        if reason in PROBES:
+            self.spent_ns[reason] += charged_ns
+            self.episode_ns[reason] = charged_ns
+            self.episodes[reason] += 1
+        for probe, (part, whole) in SHARES.items():
+            over_ns = self.spent_ns[probe] - self.episode_ns[probe]
+            assert over_ns * whole <= self.ordinary_ns * part, f"{probe.value} overspent"
+
+
+class Audit(Observer):
+    """What holds after every call: prices, service, order of decisions, number of calls."""
+
+    def __init__(self, world: World, bound_ms: float | None) -> None:
+        self.world = world
+        self.bound_ms = bound_ms
+        """Most machine time that a runnable request waits; None where nothing promises it."""
+        self.calls = 0
+        self.busy_ms = 0.0
+        """Machine time so far: what a request waits for is frames, not the host's pauses."""
+        self.since_ms: dict[str, float] = {}
+        self.worst_ms = 0.0
+        self.digest = hashlib.sha256()
+        self.kinds: dict[str, int] = {}
+        self.reasons = dict.fromkeys(SelectionReason, 0)
+
+    def on_admit(self, stream: Stream) -> None:
+        self.calls += 1
+
+    def on_time(self, now_ns: int) -> None:
+        self.calls += 1
+
+    def on_plan(self, plan: ScheduledPlan | None) -> None:
+        self.calls += 1
+
+    def on_publish(self, stream: Stream, fence: Fence) -> None:
+        self.calls += 1
+
+    def on_cancel(self, stream: Stream) -> None:
+        self.calls += 1
+
+    def on_finish(self, stream: Stream) -> None:
+        self.calls += 1
+
+    def on_commit(self, flight: Flight) -> None:
+        self.calls += 1
+        plan = flight.plan
+        assert math.isfinite(plan.value_rate), "a score that is no number"
+        kind = plan.graph.kind.name
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.reasons[plan.reason] += 1
+        for name in flight.lanes:
+            self.since_ms.pop(name, None)
+        steps = [
+            (s.handle, s.row, s.position, s.prompt_tokens, s.output_ceiling) for s in plan.steps
+        ]
+        line = (flight.fence, flight.name, steps, plan.value_rate.hex(), plan.reason.value)
+        self.digest.update(repr(line).encode())
+
+    def on_complete(
+        self,
+        flight: Flight,
+        records: tuple[CompletionRecord, ...],
+        timing: ExecutionTiming,
+        tokens: list[GeneratedToken],
+    ) -> None:
+        self.calls += 1
+        self.after_frame(flight)
+
+    def after_frame(self, flight: Flight) -> None:
+        """Look at prices and at who waits, once the oldest frame is gone."""
+        self.busy_ms += max(0, self.world.now_ns - flight.start_ns) / NS_PER_MS
+        self._check_prices()
+        in_flight = {name for later in self.world.queue for name in later.lanes}
+        for name in self.world.streams:
+            phase = phase_of(self.world, name)
+            if not Phase.INITIALIZING <= phase <= Phase.TERMINAL or name in in_flight:
+                self.since_ms.pop(name, None)
+                continue
+            waited_ms = self.busy_ms - self.since_ms.setdefault(name, self.busy_ms)
+            self.worst_ms = max(self.worst_ms, waited_ms)
+        if self.bound_ms is not None:
+            assert self.worst_ms <= self.bound_ms, f"a request waited {self.worst_ms} ms"
+
+    def _check_prices(self) -> None:
+        for request in self.world.scheduler._state.table.resident:
+            for price in prices_of(request):
+                assert price is None or 0.0 < price < math.inf, f"{request.handle}: price {price}"
+
+
+def prices_of(request: Any) -> tuple[float | None, float | None]:
+    """Token and delivery price of a request as stored."""
+    return request.token_price, request.delivery_price
+
+
+class History:
+    """One world and everything that happens to it; every choice comes from one seed."""
+
+    def __init__(self, habitat: Habitat, seed: int, *, bound_ms: float | None = None) -> None:
+        self.habitat = habitat
+        self.random = random.Random(seed)
+        self.world = World(
+            habitat.model,
+            rows=habitat.rows,
+            pages=habitat.pages,
+            page_size=habitat.page_size,
+            context=habitat.pages * habitat.page_size,
+            waiting=32,
+            policy=habitat.policy,
+            seeded=habitat.model.duration_ns if habitat.seeded else None,
+            speculation=habitat.speculation,
+            more=habitat.more,
+        )
+        if habitat.measured:
+            measure_directly(self.world)
+        self.world.timing_of = self._timing
+        Checker.watch(self.world)
+        self.books = Books()
+        self.audit = Audit(self.world, bound_ms)
+        self.world.observers += [self.books, self.audit]
+        self.names: list[str] = []
+        self.admitted = 0
+        self.refused = 0
+        self.bad_calls = 0
+        self.steps = 0
+
+    def _chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def run(self, calls: int) -> None:
+        """Run for a number of scheduler calls, then until nothing is left."""
+        while self.audit.calls < calls:
+            self.step()
+        # What is buffered or in flight ends like everything else.
+        self.world.run_until_idle()
+        assert_everything_is_back(self.world)
+
+    def step(self) -> None:
+        """Let things happen around one frame."""
+        world, habitat = self.world, self.habitat
+        if self._chance(habitat.arrival):
+            self._admit()
+        self._submit()
+        # Between submission and completion is where cancellations hurt.
+        if self._chance(habitat.cancel) and (name := self._pick(Phase.WAITING, Phase.TERMINAL)):
+            world.cancel(name)
+        if self._chance(habitat.stop) and (name := self._pick(Phase.DECODE, Phase.DECODE)):
+            world.stop(name)
+        if self._chance(habitat.bad_call):
+            self._bad_call()
+        if not world.queue:
+            world.advance(self.random.choice([0.5, 5.0]))
+        elif self._chance(habitat.fail):
+            self._fail()
+        else:
+            late_ms = self.random.choice([0.25, 2.0, 40.0]) if self._chance(habitat.fault) else 0.0
+            world.finish_frame(late_ms=late_ms, publish=not self._chance(habitat.fault))
+        if self._chance(habitat.pause):
+            world.advance(31_000.0)
+        self.steps += 1
+        if self.steps % 40 == 0:
+            assert_usage_adds_up(world)
+            self._forget_released()
+
+    def _submit(self) -> None:
+        """Fill the window, or leave the second place empty for once."""
+        world = self.world
+        if self._chance(0.1):
+            plan = world.plan()
+            if plan is not None:
+                world.commit(plan)
+        else:
+            world.submit()
+
+    def _fail(self) -> None:
+        """The device could not run the oldest frame."""
+        world = self.world
+        flight = world.queue.popleft()
+        world.advance_to(flight.finish_ns)
+        world.scheduler.fail(flight.fence)
+        self.audit.calls += 1
+        if flight.plan.reason in PROBES:
+            # What a failed probe took is unknown; the world says what the device was busy for.
+            elapsed_ns = world.now_ns - flight.submitted_ns
+            self.books.charge(flight.plan.reason, 0, elapsed_ns)
+        for name in flight.lanes:
+            world.streams[name].ends_at = 0
+        self.audit.after_frame(flight)
+
+    def _bad_call(self) -> None:
+        """Make a call that must be refused: a typed error, and the state as it was."""
+        world = self.world
+        name, call = self.random.choice(BAD_CALLS)
+        attempt = call(world, self.random)
+        if attempt is None:
+            return
+        before = freeze(world.scheduler)
+        errors, action = attempt
+        with pytest.raises(errors, match=r".") as raised:
+            action()
+        assert isinstance(raised.value, SchedulerError), f"{name}: not one of our errors"
+        assert freeze(world.scheduler) == before, f"{name} changed the state"
+        self.bad_calls += 1
+        self.audit.calls += 1
+
+    def _admit(self) -> None:
+        roll, habitat = self.random, self.habitat
+        name = f"r{self.admitted + self.refused}"
+        prompt = roll.choice([1, 16, 64, 65, roll.randint(1, habitat.longest_prompt)])
+        fields: dict[str, Any] = {}
+        if self._chance(0.15):
+            fields["needs_feedback"] = True
+        if self._chance(0.1):
+            fields["weight"] = roll.choice([0.25, 4.0])
+        if habitat.scored and self._chance(0.1):
+            fields["scored"] = True
+        if self._chance(0.1):
+            fields["width_limit"] = roll.choice([1, 2, 3])
+        fields["tenant"] = roll.choice(habitat.tenants)
+        try:
+            self.world.admit(
+                name,
+                prompt,
+                roll.randint(1, habitat.longest_output),
+                ends_at=roll.choice([1 << 30, 1 << 30, roll.randint(1, habitat.longest_output)]),
+                buffered=self._chance(0.1),
+                acceptance=self._acceptance(),
+                **fields,
+            )
+        except QueueFullError:
+            self.refused += 1
+            return
+        self.admitted += 1
+        self.names.append(name)
+
+    def _acceptance(self) -> Acceptance:
+        roll = self.random
+        makers: list[Callable[[], Acceptance]] = [
+            lambda: Always(roll.choice([0, 1, 3, 7])),
+            lambda: Chance((roll.random(), roll.random()), roll.choice([0.25, 1.0, 4.0])),
+            lambda: Scripted(tuple(roll.randrange(8) for _ in range(5))),
+        ]
+        return roll.choice(makers)()
+
+    def _pick(self, first: Phase, last: Phase) -> str | None:
+        names = [n for n in self.names if first <= phase_of(self.world, n) <= last]
+        return self.random.choice(names) if names else None
+
+    def _forget_released(self) -> None:
+        """Drop what is over, so that a long run does not slow down."""
+        world = self.world
+        queued = {name for flight in world.queue for name in flight.lanes}
+        for name in self.names:
+            if name not in queued and phase_of(world, name) is Phase.RELEASED:
+                del world.by_handle[world.streams.pop(name).handle]
+        self.names = [name for name in self.names if name in world.streams]
+        del world.log[:-4]
+
+    def _timing(self, world: World, flight: Flight) -> ExecutionTiming:
+        timing = honest_timing(world, flight)
+        if not self._chance(self.habitat.fault):
+            return timing
+        device_ns = timing.device_ns[0]
+        faults: list[dict[str, Any]] = [
+            {"device_ns": ()},
+            {"device_ns": (0,)},
+            {"device_ns": (0, 0)},
+            {"device_ns": (device_ns * 16,)},
+            {"device_ns": (device_ns // 2, device_ns)},
+            {"readiness_ns": device_ns // 2},
+            {"readiness_ns": device_ns * 2},
+        ]
+        return dataclasses.replace(timing, **self.random.choice(faults))
+
+
+def busy_bound_ms(habitat: Habitat, lightest_weight: float = 0.25) -> float:
+    """Return a bound on the machine time that a runnable request waits, computed from the catalog.
+
+    An unserved token price grows so that a graph serving the request earns at least f*w*t/tau per
+    ms after t ms, less its waiting cost. At their fixed point all prices together are worth the
+    best intrinsic rates plus (f + g) per request, and age terms add at most c*sigma*(A + T) per T,
+    with A within one round of all rows. Beyond the time at which the request's own rate passes
+    that sum, at most every other row is served once more before it.
+    """
+    policy, rows = habitat.policy, habitat.rows
+    durations = {name: ns / NS_PER_MS for name, ns in habitat.model.duration_ns.items()}
+    longest = 16 * max(durations.values()) + 40.0
+    intrinsic = 0.0
+    for graph in habitat.model.catalog.graphs:
+        tokens = graph.prefill_capacity
+        if graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
+            tokens = graph.token_capacity
+        outputs = graph.rows if graph.kind not in (GraphKind.PREFILL,) else 1
+        worth = tokens + policy.output_token_value * outputs
+        worth += policy.terminal_value * graph.batch_capacity
+        intrinsic = max(intrinsic, worth / durations[graph.name])
+    round_ms = rows * longest
+    coefficient = max(policy.decode_age_price, policy.terminal_age_price)
+    rate = (
+        intrinsic
+        + rows * (policy.token_fairness + policy.delivery_fairness)
+        + rows * coefficient * round_ms
+        + rows * coefficient * longest / 2
+    )
+    threshold = policy.adaptation_ms * rate / (policy.token_fairness * lightest_weight)
+    return threshold + round_ms
