@@ -162,6 +162,8 @@ def bad_request_values() -> list[tuple[str, object]]:
     cases += [("tenant", value) for value in (None, 3, b"a", True, ("a",))]
     no_records: list[object] = [None, [], "ab", 3, ((1, 2),)]
     cases += [(name, value) for name in ("images", "endpoints") for value in no_records]
+    cases += [("boundaries", value) for value in (None, [], 3, "ab")]
+    cases += [("boundaries", (value,)) for value in [*NO_INTEGER, 0]]
     return cases
 
 

@@ -187,13 +187,13 @@ def test_neighbours_and_the_whole_prompt_are_legal() -> None:
 @pytest.mark.parametrize(
     ("stops", "message"),
     [
-        ((0,), r"cuts\[0\] must be an integer above 0, not 0"),
-        ((4, 4), r"cuts\[1\] must be an integer above 4, not 4"),
-        ((9, 4), r"cuts\[1\] must be an integer above 9, not 4"),
+        ((0,), r"cuts\[0\] must be an integer of at least 1, not 0"),
+        ((4, 4), r"cuts\[1\] must be an integer of at least 5, not 4"),
+        ((9, 4), r"cuts\[1\] must be an integer of at least 10, not 4"),
         ((11,), r"cuts\[0\] is 11, the prompt has 10 tokens"),
         ((6,), r"cuts\[0\] is 6, inside images\[0\]"),
-        ((True,), r"cuts\[0\] must be an integer above 0, not True"),
-        ((4.0,), r"cuts\[0\] must be an integer above 0, not 4.0"),
+        ((True,), r"cuts\[0\] must be an integer of at least 1, not True"),
+        ((4.0,), r"cuts\[0\] must be an integer of at least 1, not 4.0"),
     ],
 )
 def test_impossible_stops_are_refused_by_name(stops: Any, message: str) -> None:

@@ -24,12 +24,12 @@ PHASE_OF_KIND = {
     GraphKind.RESTORE: (Phase.INITIALIZING,),
     GraphKind.PREFILL: (Phase.PREFILL,),
     GraphKind.SCORED_PREFILL: (Phase.PREFILL,),
-    GraphKind.VISION: (Phase.PREFILL,),
+    GraphKind.VISION: (Phase.INITIALIZING,),
     GraphKind.DECODE: (Phase.DECODE,),
     GraphKind.SPECULATIVE: (Phase.DECODE,),
     GraphKind.MIXED: (Phase.PREFILL, Phase.DECODE),
     GraphKind.TERMINAL: (Phase.TERMINAL,),
-    GraphKind.SNAPSHOT: (Phase.PREFILL, Phase.DECODE, Phase.TERMINAL),
+    GraphKind.SNAPSHOT: (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE, Phase.TERMINAL),
 }
 GENERATING = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)

@@ -25,6 +25,7 @@ from helios.scheduler.errors import (
     TimeError,
     UnknownHandleError,
 )
+from helios.scheduler.images import ImageSpan
 from helios.scheduler.plan import (
     CandidateScore,
     MixedLane,
@@ -39,7 +40,6 @@ from helios.scheduler.records import (
     ExecutionCount,
     ExecutionTiming,
     GeneratedToken,
-    ImageSpan,
     Phase,
     RequestHandle,
     RequestSpec,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cohort import prefix_values, useful_shapes
+from helios.scheduler.stages import extent_of
 from helios.scheduler.utility import (
     Lane,
     Prompt,
@@ -127,11 +128,12 @@ def best_prompt_lanes(view: View, prompts: Sequence[Prompt]) -> list[tuple[Lane,
         smaller = 0
         for index, capacity in view.shapes.by_kind[kind] if group else ():
             lanes = [
-                prompt_lane(prompt, capacity) for prompt in group if prompt.remaining > smaller
+                prompt_lane(prompt, capacity)
+                for prompt in group
+                if extent_of(prompt.request, capacity) > extent_of(prompt.request, smaller)
             ]
-            if not lanes:
-                break
-            found.append((min(lanes), (index, capacity)))
+            if lanes:
+                found.append((min(lanes), (index, capacity)))
             smaller = capacity
     return found
 

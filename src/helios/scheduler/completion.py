@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from helios.scheduler.catalog import GraphKind, RowAllocation
+from helios.scheduler.catalog import RowAllocation
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import CompletionRecord, ExecutionTiming, GeneratedToken, Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds_completion import check_packed_rows, offered_rows
+from helios.scheduler.stages import STAGE_KINDS, finish_stage
 from helios.scheduler.window import Frame
 
 
@@ -101,9 +102,9 @@ def apply_records(
         request.epoch = epoch
         if request.phase > Phase.DECODE:
             request.end_token_seen |= record.terminated
-        elif kind is GraphKind.INITIALIZE:
-            request.move(Event.INITIALIZED, epoch)
-            request.stages = request.stages[1:]
+        elif kind in STAGE_KINDS and request.phase is Phase.INITIALIZING:
+            finish_stage(request, kind)
+            request.move(Event.STAGED if request.stages else Event.INITIALIZED, epoch)
         else:
             _advance(request, record, frame, outcome, now_ns)
     return outcome

@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from helios.scheduler.checks import check_integer
 from helios.scheduler.errors import InvalidRequestError
 
 
@@ -45,10 +46,7 @@ def check_spans(images: Sequence[ImageSpan], prompt_tokens: int) -> None:
             ("tokens", image.tokens, 1),
             ("features", image.features, 1),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidRequestError(
-                    f"{where}.{name} must be an integer of at least {least}, not {value!r}"
-                )
+            check_integer(InvalidRequestError, f"{where}.{name}", value, least=least)
         if image.start < behind:
             raise InvalidRequestError(
                 f"{where} starts at {image.start}, before the end {behind} of images[{index - 1}]"
@@ -71,8 +69,7 @@ def check_stops(
     behind = 0
     for index, stop in enumerate(stops):
         where = f"{name}[{index}]"
-        if isinstance(stop, bool) or not isinstance(stop, int) or not behind < stop:
-            raise InvalidRequestError(f"{where} must be an integer above {behind}, not {stop!r}")
+        check_integer(InvalidRequestError, where, stop, least=behind + 1)
         if stop > prompt_tokens:
             raise InvalidRequestError(f"{where} is {stop}, the prompt has {prompt_tokens} tokens")
         inside = index_around(images, stop)

@@ -20,7 +20,7 @@ class Event(enum.IntEnum):
     SEAT = 0
     """A row and all pages of the request were reserved."""
     INITIALIZED = 1
-    """Its initialisation frame completed."""
+    """Its last prerequisite completed; prompt tokens follow."""
     PROMPT_DONE = 2
     """The last prompt token was consumed and output follows."""
     TERMINATED = 3
@@ -35,6 +35,10 @@ class Event(enum.IntEnum):
     """Its terminal frame completed."""
     DRAINED = 8
     """The last frame that held it is done."""
+    STAGED = 9
+    """One of several prerequisites completed."""
+    BOUNDARY = 10
+    """Prerequisites come before its next prompt token: an image window ended."""
 
 
 _P = Phase
@@ -45,7 +49,9 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
         (_P.WAITING, _E.SEAT): _P.INITIALIZING,
         (_P.WAITING, _E.CANCEL): _P.RELEASED,
         (_P.INITIALIZING, _E.INITIALIZED): _P.PREFILL,
+        (_P.INITIALIZING, _E.STAGED): _P.INITIALIZING,
         (_P.INITIALIZING, _E.CANCEL): _P.DRAINING,
+        (_P.PREFILL, _E.BOUNDARY): _P.INITIALIZING,
         (_P.PREFILL, _E.PROMPT_DONE): _P.DECODE,
         (_P.PREFILL, _E.TERMINATED): _P.TERMINAL,
         (_P.PREFILL, _E.CANCEL): _P.DRAINING,

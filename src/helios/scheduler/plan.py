@@ -103,9 +103,12 @@ class ScheduledStep:
     snapshot_row: int = -1
     """The snapshot row that a RESTORE reads or a SNAPSHOT writes; -1 for none."""
     image_index: int = -1
-    """The image of the request that a VISION lane encodes; -1 for none."""
+    """The image of the request that a VISION lane encodes, or the first that a prompt lane
+    consumes; -1 for none."""
     feature_offset: int = 0
-    """Where a VISION lane writes, in feature rows of the window."""
+    """Where the features of that image lie, in feature rows of the window's storage."""
+    incarnation: int = 0
+    """Generation of the execution state that the lane runs on; INITIALIZE and RESTORE bind it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def plan(state: State) -> ScheduledPlan | None:
     return ScheduledPlan(
         graph_index=graph_index,
         graph=state.catalog.graphs[graph_index],
-        steps=steps_of(winner),
+        steps=steps_of(winner, state.catalog.graphs[graph_index].kind),
         estimated_duration_ns=costs.estimates_ns[graph_index],
         reason=reason_of(winner),
         needs_empty_queue=needs_empty,

@@ -13,7 +13,8 @@ from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cost import CostAges
 from helios.scheduler.lookahead import pair_candidates
 from helios.scheduler.plan import CandidateScore, ScheduledStep, SelectionReason
-from helios.scheduler.utility import Units, View, units_of
+from helios.scheduler.stages import STAGE_KINDS, work_of
+from helios.scheduler.utility import Lane, Units, View, units_of
 
 QUEUEABLE = (GraphKind.DECODE,)
 """Kinds that may occupy both frame slots."""
@@ -112,8 +113,10 @@ def score_of(
     )
 
 
-def steps_of(candidate: Candidate) -> tuple[ScheduledStep, ...]:
-    """Freeze a winner's cohort into the lanes of a plan."""
+def steps_of(candidate: Candidate, kind: GraphKind) -> tuple[ScheduledStep, ...]:
+    """Freeze a winner's cohort into the lanes of a plan of `kind`."""
+    if kind in STAGE_KINDS or any(lane.request.window is not None for lane in candidate.cohort):
+        return tuple([_staged_step(lane, kind) for lane in candidate.cohort])
     return tuple(
         [
             ScheduledStep(
@@ -123,8 +126,26 @@ def steps_of(candidate: Candidate) -> tuple[ScheduledStep, ...]:
                 lane.prompt_tokens,
                 lane.output_ceiling,
                 request.pages,
+                incarnation=request.incarnation,
             )
             for lane in candidate.cohort
             for request in (lane.request,)
         ]
+    )
+
+
+def _staged_step(lane: Lane, kind: GraphKind) -> ScheduledStep:
+    request = lane.request
+    work = work_of(request, kind, lane.prompt_tokens)
+    return ScheduledStep(
+        request.handle,
+        request.row,
+        request.position_after(request.queued_tokens),
+        lane.prompt_tokens,
+        lane.output_ceiling,
+        request.pages,
+        snapshot_row=work.snapshot_row,
+        image_index=work.image_index,
+        feature_offset=work.feature_offset,
+        incarnation=work.incarnation,
     )

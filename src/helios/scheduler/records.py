@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from helios.scheduler.checks import check_integer, check_number, check_type
 from helios.scheduler.errors import InvalidRequestError
+from helios.scheduler.images import ImageSpan, check_spans, check_stops, index_around
 from helios.scheduler.units import Fence
 
 
@@ -17,17 +18,6 @@ class RequestHandle(NamedTuple):
     slot: int
     """Index in the handle table (waiting and resident requests), not the physical row."""
     generation: int
-
-
-class ImageSpan(NamedTuple):
-    """One image in a prompt; its span stays within one prefill chunk."""
-
-    start: int
-    """First prompt position of the span."""
-    tokens: int
-    """Prompt positions of the span."""
-    features: int
-    """Feature rows that its encoding occupies."""
 
 
 class Endpoint(NamedTuple):
@@ -62,7 +52,9 @@ class RequestSpec:
     width_limit: int = 0
     """Most target rows in a round, the pending token included; zero means no limit."""
     images: tuple[ImageSpan, ...] = ()
-    """In prompt order."""
+    """In prompt order, apart from each other; each stays within one prefill chunk."""
+    boundaries: tuple[int, ...] = ()
+    """Rising prompt positions that no prefill chunk crosses, such as the end of a system prompt."""
     endpoints: tuple[Endpoint, ...] = ()
     """Where the state may be kept or found, in prompt order."""
 
@@ -79,6 +71,9 @@ class RequestSpec:
         check_type(error, "images", self.images, tuple, "a tuple of ImageSpan")
         for index, image in enumerate(self.images):
             check_type(error, f"images[{index}]", image, ImageSpan, "an ImageSpan")
+        check_spans(self.images, self.prompt_tokens)
+        check_type(error, "boundaries", self.boundaries, tuple, "a tuple of integers")
+        check_stops(self.images, self.boundaries, self.prompt_tokens, "boundaries")
         check_type(error, "endpoints", self.endpoints, tuple, "a tuple of Endpoint")
         self._check_endpoints()
 
@@ -95,6 +90,9 @@ class RequestSpec:
             if not endpoint.key:
                 raise error(f"{name}.key must not be empty")
             check_type(error, f"{name}.ends_message", endpoint.ends_message, bool, "a bool")
+            inside = index_around(self.images, tokens)
+            if inside is not None:
+                raise error(f"{name}.tokens is {tokens}, inside images[{inside}]")
             behind = tokens
 
 
@@ -104,7 +102,7 @@ class Phase(enum.IntEnum):
     WAITING = 0
     """Admitted, no row yet."""
     INITIALIZING = 1
-    """Owns a row and pages; its row is not initialised yet."""
+    """Owns a row and pages; prerequisites are left (`stages.py`) before its next inference."""
     PREFILL = 2
     """Prompt tokens are left to consume."""
     DECODE = 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import UnknownHandleError
@@ -15,6 +16,17 @@ from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle, RequestSpec
 
 NO_PAGES: tuple[int, ...] = ()
+
+
+class ImageWindow(NamedTuple):
+    """The images whose features are in the prepared storage of a request, or about to be."""
+
+    first: int
+    """First image of the window; its features start at offset zero."""
+    end: int
+    """One past the last image of the window."""
+    image: int
+    """The next one to encode."""
 
 
 class Request:
@@ -27,6 +39,7 @@ class Request:
         "end_token_seen",
         "epoch",
         "handle",
+        "incarnation",
         "last_used",
         "max_output",
         "needs_feedback",
@@ -41,10 +54,12 @@ class Request:
         "snapshot_row",
         "spec",
         "stages",
+        "stops",
         "terminal_since_ns",
         "token_price",
         "visible_ns",
         "weight",
+        "window",
     )
 
     def __init__(self, handle: RequestHandle, spec: RequestSpec, arrival: int, epoch: int) -> None:
@@ -68,8 +83,14 @@ class Request:
         """Submitted frames that hold this request."""
         self.queued_tokens = 0
         """Most output tokens that those frames can commit."""
-        self.stages: tuple[GraphKind, ...] = ()
+        self.stages: tuple[GraphKind, ...] = (GraphKind.INITIALIZE,)
         """Prerequisites still to run before its next inference, in order; empty: ready."""
+        self.stops = spec.boundaries
+        """Rising positions that no prefill chunk crosses: boundaries, and cuts for snapshots."""
+        self.window: ImageWindow | None = None
+        """None for a request without images, and before its first stages are set."""
+        self.incarnation = 0
+        """Generation of its execution state; each INITIALIZE or RESTORE binds the next one."""
         self.snapshot_row = -1
         """The snapshot row it owns; -1 for none."""
         self.copies = 0

@@ -32,6 +32,7 @@ from helios.scheduler.records import (
 )
 from helios.scheduler.rounds_completion import Sidecar, Sidecars
 from helios.scheduler.speculation import CalibrationReport, source_index
+from helios.scheduler.stages import check_images
 from helios.scheduler.state import State
 from helios.scheduler.trace import PlanTrace, trace_of_plan
 from helios.scheduler.units import Fence
@@ -120,6 +121,7 @@ class Scheduler:
         state.pool.check_possible(spec)
         if spec.scored and not state.shapes.by_kind[GraphKind.SCORED_PREFILL]:
             raise InvalidRequestError("scored: the catalog has no scored-prefill graph")
+        check_images(spec, state.catalog, state.pool.config, state.speculation)
         limit = self.resources.waiting_limit
         if len(state.table.waiting) >= limit:
             raise QueueFullError(f"{limit} requests are waiting already")

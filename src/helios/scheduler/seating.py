@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from helios.scheduler.catalog import GraphKind, ProposalSource
+from helios.scheduler.catalog import ProposalSource
 from helios.scheduler.errors import InvalidRequestError, PhaseError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle
 from helios.scheduler.requests import NO_PAGES, Request
+from helios.scheduler.stages import begin_stages, needs_private_row
 from helios.scheduler.state import State
 
 
 def seat_waiting(state: State) -> None:
     """Make requests resident in arrival order while the head of the line fits."""
     waiting, pool = state.table.waiting, state.pool
-    while waiting and pool.can_reserve(pool.pages_of(waiting[0].spec)):
+    while waiting and _can_seat(state, waiting[0]):
         request = waiting.popleft()
         request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
         state.history.reset(request.row)
+        if needs_private_row(request.spec, pool.config):
+            request.snapshot_row = pool.take_snapshot()
         request.move(Event.SEAT, state.version)
-        request.stages = (GraphKind.INITIALIZE,)
+        begin_stages(request, pool.config.feature_rows)
         state.table.resident.append(request)
+
+
+def _can_seat(state: State, request: Request) -> bool:
+    pool, spec = state.pool, request.spec
+    if not pool.can_reserve(pool.pages_of(spec)):
+        return False
+    return pool.snapshots_free > 0 or not needs_private_row(spec, pool.config)
 
 
 def finish(state: State, handle: RequestHandle) -> None:
@@ -78,5 +88,8 @@ def release(state: State, request: Request, event: Event) -> None:
     request.move(event, state.version)
     state.pool.release(request.row, request.pages)
     request.pages = NO_PAGES
+    if request.snapshot_row >= 0:
+        state.pool.free_snapshot(request.snapshot_row)
+        request.snapshot_row = -1
     state.table.resident.remove(request)
     state.table.free_slot(request)

@@ -27,6 +27,7 @@ from helios.scheduler.rounds_completion import (
     learn_round,
 )
 from helios.scheduler.seating import release, release_drained, seat_waiting
+from helios.scheduler.stages import begin_boundary, is_at_boundary
 from helios.scheduler.state import State
 from helios.scheduler.units import Fence, ms_of
 from helios.scheduler.window import Frame
@@ -75,6 +76,9 @@ def complete(
             release_drained(state, request)
         elif frame.plan.graph.kind is GraphKind.TERMINAL:
             release(state, request, Event.RETIRED)
+        elif request.window is not None and is_at_boundary(request):
+            begin_boundary(request, state.pool.config.feature_rows)
+            request.move(Event.BOUNDARY, state.version)
     seat_waiting(state)
     return outcome.tokens
 

@@ -14,6 +14,7 @@ from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.config import PolicyConfig
 from helios.scheduler.requests import Request
 from helios.scheduler.service import machine_rate, reference_interval_ms
+from helios.scheduler.stages import extent_of
 
 Shape = tuple[int, int]
 """Graph index and capacity: request rows, or prompt tokens of a prefill kind."""
@@ -105,7 +106,10 @@ def prompt_machine_rate(
 ) -> float | None:
     """Return the rate at which the machine could consume the rest of a prompt; None unmeasured."""
     kind = prefill_kind(request)
-    measured = [(capacity, durations_ms[index]) for index, capacity in shapes.by_kind[kind]]
+    measured = [
+        (extent_of(request, capacity), durations_ms[index])
+        for index, capacity in shapes.by_kind[kind]
+    ]
     return machine_rate(request.remaining_prompt, measured)
 
 
@@ -283,13 +287,14 @@ def prompts_of(view: View, units: Units, requests: list[Request]) -> list[Prompt
 
 
 def prompt_lane(prompt: Prompt, capacity: int) -> Lane:
-    """Return the lane of one prompt in a graph of `capacity` prompt tokens."""
+    """Return the lane of one prompt in a graph of `capacity` prompt tokens that can advance it."""
     request, remaining, token_value, output_value = prompt
-    if remaining <= capacity:
-        consumed, ceiling = remaining, 1 if request.max_output else 0
+    consumed = extent_of(request, capacity)
+    if remaining == consumed:
+        ceiling = 1 if request.max_output else 0
         service = consumed * token_value + output_value
     else:
-        consumed, ceiling = capacity, 0
+        ceiling = 0
         service = consumed * token_value
     return Lane(
         -service,
