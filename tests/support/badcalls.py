@@ -182,7 +182,7 @@ BAD_CALLS: tuple[tuple[str, Maker], ...] = tuple(
         wrong_generation,
         beyond_the_ceiling,
         wrong_prompt,
-        # offered_beyond_the_ceiling,
+        offered_beyond_the_ceiling,
         impossible_timing,
         wrong_fence,
         failing_an_unknown_fence,

@@ -295,7 +295,10 @@ class World:
             call += "_with_survival"
             sidecars.append(self._sidecar(flight, done.survival))
         complete = getattr(scheduler, call)
-        tokens: list[GeneratedToken] = complete(flight.fence, done.records, timing, *sidecars)
+        peers = [done.records] * (self.ranks - 1) if sidecars else []
+        tokens: list[GeneratedToken] = complete(
+            flight.fence, done.records, timing, *sidecars, peers=peers
+        )
         return tokens
 
     def _sidecar(self, flight: Flight, values: Sidecar | None) -> Sidecar:

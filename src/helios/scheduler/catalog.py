@@ -76,6 +76,8 @@ KIND_NAMES = {
 }
 
 MAX_BATCH = 64
+COMPLETION_TOKENS = 8
+"""Most tokens that a lane of a mixed graph can complete with where a catalog declares nothing."""
 PROMPT_ALIGNMENT_TOKENS = 64
 """Prompt capacities of mixed graphs are multiples of it."""
 
@@ -277,8 +279,15 @@ class Catalog:
     graphs: tuple[GraphDescriptor, ...]
 
     @classmethod
-    def of(cls, graphs: Iterable[GraphDescriptor]) -> Catalog:
-        """Sort, validate and freeze the descriptors."""
+    def of(
+        cls, graphs: Iterable[GraphDescriptor], *, completion_tokens: int = COMPLETION_TOKENS
+    ) -> Catalog:
+        """Sort, validate and freeze the descriptors.
+
+        `completion_tokens` bounds the decode width of mixed graphs: what one lane's completion has
+        room for.
+        """
+        check_integer(InvalidCatalogError, "completion_tokens", completion_tokens, least=1)
         ordered = tuple(
             sorted(
                 (dataclasses.replace(graph, estimated_duration_ns=0) for graph in graphs),
@@ -288,6 +297,12 @@ class Catalog:
         for left, right in itertools.pairwise(ordered):
             if left.key == right.key:
                 raise InvalidCatalogError(f"{left.name} is in the catalog twice")
+        for graph in ordered:
+            if graph.kind is GraphKind.MIXED and graph.token_capacity > completion_tokens:
+                raise InvalidCatalogError(
+                    f"{graph.name}: token_capacity is above the {completion_tokens} tokens that a "
+                    "lane can complete with"
+                )
         present = {graph.kind: None for graph in ordered}
         for kinds in _REQUIRED:
             if not any(kind in present for kind in kinds):
