@@ -22,7 +22,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def table_of(rows: int = 2, programs: int = 2) -> ForecastTable:
-    return ForecastTable(rows, DEPTH, programs)
+    return ForecastTable(rows, DEPTH, range(programs))
 
 
 def teach(
@@ -73,17 +73,23 @@ def test_observations_stop_at_the_lanes_frozen_ceiling() -> None:
     assert freeze(table) == before, "a ceiling of one observes nothing"
 
 
-def test_an_unobserved_depth_follows_the_population() -> None:
-    """Until a request has a value of its own at a depth, the program's prior speaks (7.9)."""
+def test_a_request_starts_from_the_prior_of_its_arrival_and_keeps_what_it_never_observed() -> None:
+    """Rounds of others move the prior of newcomers; unobserved suffixes retain means (7.9)."""
     table = table_of()
     for step in range(200):
         teach(table, ints(0), 0, np.full((1, DEPTH), 0.9), ints(5), ints(step))
-    assert read(table, 1, 0)[3] > 0.85
-    assert read(table, 1, 1) == PRIOR
-    teach(table, ints(1), 0, np.full((1, DEPTH), 0.0), ints(2), ints(1))
+    assert read(table, 1, 0) == PRIOR
+    table.reset(1)
+    arrived = read(table, 1, 0)
+    assert arrived[3] > 0.85
+    assert read(table, 1, 1) == PRIOR, "the other program has its own population"
+    teach(table, ints(1), 0, np.full((1, DEPTH), 0.75), ints(2), ints(1))
     own = table._means[1, 0]
-    assert 0.5 < own < 0.61, "the first value is averaged with the prior at weight two"
-    assert read(table, 1, 0) == [own] * DEPTH, "and bounds the deeper ones when read"
+    weight = 3.0
+    assert own == pytest.approx(arrived[0] + (0.75 - arrived[0]) / weight)
+    teach(table, ints(0), 0, np.zeros((1, DEPTH)), ints(5), ints(300))
+    assert table._starts[1, 0].tolist()[1:] == arrived[1:]
+    assert read(table, 1, 0) == [min(own, mean) for mean in (own, *arrived[1:])]
 
 
 def test_forecasts_age_like_acceptance() -> None:
@@ -105,13 +111,14 @@ def test_a_row_keeps_its_forecasts_through_preemption_and_loses_them_at_reset() 
     assert read(table) == table.prior(0).tolist()
     table.put(1, saved)
     assert read(table, 1) == learned
+    assert freeze(table.take(1)) == freeze(saved)
 
 
 def test_programs_are_read_together_or_one_by_one() -> None:
     """The batched read is the single read of every program."""
     table = table_of()
     teach(table, ints(0), 1, np.full((1, DEPTH), 0.9), ints(3), ints(3))
-    together = table.means_of_programs(ints(0, 1), ints(1, 0))
+    together = table.means_of_programs(ints(0, 1), (1, 0))
     assert (together[0] == table.means(ints(0, 1), 1)).all()
     assert (together[1] == table.means(ints(0, 1), 0)).all()
 
@@ -137,26 +144,31 @@ def test_random_rounds_equal_the_twin(rounds: list[list[tuple[int, list[float], 
     table = table_of(3, 1)
     cells: dict[tuple[int, int], Cell] = {}
     prior = list(PRIOR)
+    starts = [list(PRIOR) for _ in range(3)]
     counts = [0, 0, 0]
-    for lanes in rounds:
+    for turn, lanes in enumerate(rounds):
+        if turn % 3 == 2:
+            # The last row changes hands.
+            table.reset(2)
+            starts[2] = table.prior(0).tolist()
+            cells = {place: cell for place, cell in cells.items() if place[0] != 2}
         values = np.array([sorted(lane[1], reverse=True) for lane in lanes])
         for row, lane in enumerate(lanes):
             counts[row] += lane[2]
         rows = np.arange(len(lanes))
         ceilings = ints(*(lane[0] for lane in lanes))
         teach(table, rows, 0, values, ceilings, ints(*counts[: len(lanes)]))
-        start = list(prior)
         for row, lane in enumerate(lanes):
             for index in range(lane[0] - 1):
                 cell = cells.get((row, index))
                 if cell is None:
-                    cell = cells[row, index] = Cell(start[index], 2.0, counts[row])
+                    cell = cells[row, index] = Cell(starts[row][index], 2.0, counts[row])
                 cell.observe(values[row, index], counts[row])
                 prior[index] += (values[row, index] - prior[index]) / 64
         assert table.prior(0).tolist() == pytest.approx(prior, abs=1e-12)
         for row in range(3):
             means = [
-                cells[row, index].mean if (row, index) in cells else prior[index]
+                cells[row, index].mean if (row, index) in cells else starts[row][index]
                 for index in range(DEPTH)
             ]
             expected = np.minimum.accumulate(means).tolist()

@@ -7,7 +7,8 @@ See docs/design/scheduling-utility.md section 7.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from helios.scheduler.acceptance import (
     Floats,
     Integers,
     Lanes,
-    SavedEstimates,
     aged,
     grown,
     prior_means,
@@ -29,53 +29,84 @@ PRIOR_STEP: Final = 1.0 / 64.0
 _UNSEEN: Final = -1
 
 
+class SavedForecasts(NamedTuple):
+    """One row's forecasts, taken out at preemption and put back at resume; arrays are copies."""
+
+    means: Floats
+    weights: Floats
+    counts: Integers
+    starts: Floats
+
+
 class ForecastTable:
-    """Forecasts of every row [rows, depth] and population priors [programs, depth]."""
+    """Forecasts of every row, [rows, depth], and a population prior of every program.
 
-    __slots__ = ("_counts", "_decay", "_depths", "_means", "_priors", "_weights")
+    A row's own means are shared by all programs, because they speak of the same proposals. What it
+    started from is the prior that each program had when the request came; later rounds of others
+    move the prior of newcomers alone, so a depth that a request never observed keeps its mean.
+    """
 
-    def __init__(self, rows: int, depth: int, programs: int) -> None:
-        """Build it for `programs` graph indices and the catalog's largest proposal depth."""
+    __slots__ = (
+        "_counts",
+        "_decay",
+        "_depths",
+        "_index",
+        "_means",
+        "_priors",
+        "_starts",
+        "_weights",
+    )
+
+    def __init__(self, rows: int, depth: int, programs: Sequence[int]) -> None:
+        """Build it for the graph indices that report confidence."""
+        self._index = {program: index for index, program in enumerate(programs)}
         self._depths: Integers = np.arange(1, depth + 1, dtype=np.int64)
         self._means: Floats = np.zeros((rows, depth))
         self._weights: Floats = np.full((rows, depth), START_WEIGHT)
         self._counts: Integers = np.full((rows, depth), _UNSEEN, dtype=np.int64)
-        self._priors: Floats = np.tile(prior_means(depth), (programs, 1))
+        self._priors: Floats = np.tile(prior_means(depth), (len(programs), 1))
+        self._starts: Floats = np.tile(self._priors, (rows, 1, 1))
         self._decay: Floats = (1.0 - PRIOR_STEP) ** np.arange(rows + 1, dtype=np.float64)
 
     def reset(self, row: int) -> None:
-        """Give a row to a request without history."""
+        """Give a row to a request without history: it starts from the priors of now."""
         self._means[row] = 0.0
         self._weights[row] = START_WEIGHT
         self._counts[row] = _UNSEEN
+        self._starts[row] = self._priors
 
-    def take(self, row: int) -> SavedEstimates:
+    def take(self, row: int) -> SavedForecasts:
         """Return a copy of a row's forecasts."""
-        return SavedEstimates(
-            self._means[row].copy(), self._weights[row].copy(), self._counts[row].copy()
+        return SavedForecasts(
+            self._means[row].copy(),
+            self._weights[row].copy(),
+            self._counts[row].copy(),
+            self._starts[row].copy(),
         )
 
-    def put(self, row: int, saved: SavedEstimates) -> None:
+    def put(self, row: int, saved: SavedForecasts) -> None:
         """Give a row to a request that brings its forecasts back."""
         self._means[row] = saved.means
         self._weights[row] = saved.weights
         self._counts[row] = saved.counts
+        self._starts[row] = saved.starts
 
     def prior(self, program: int) -> Floats:
         """Return a copy of one program's population prior [depth], as stored."""
-        prior: Floats = self._priors[program]
+        prior: Floats = self._priors[self._index[program]]
         return prior.copy()
 
     def means(self, rows: Integers, program: int) -> Floats:
         """Return the forecast survivals [n, depth] of rows under one program, nonincreasing."""
         own = self._counts[rows] >= 0
-        values = np.where(own, self._means[rows], self._priors[program])
+        values = np.where(own, self._means[rows], self._starts[rows, self._index[program]])
         return np.minimum.accumulate(values, axis=1)
 
-    def means_of_programs(self, rows: Integers, programs: Integers) -> Floats:
+    def means_of_programs(self, rows: Integers, programs: Sequence[int]) -> Floats:
         """Return `means` of several programs at once, [programs, n, depth]."""
         own = self._counts[rows] >= 0
-        values = np.where(own, self._means[rows], self._priors[programs][:, None, :])
+        places = np.array([self._index[program] for program in programs])
+        values = np.where(own, self._means[rows], self._starts[rows, places[:, None]])
         return np.minimum.accumulate(values, axis=2)
 
     def weights(self, rows: Integers, generated: Integers) -> Floats:
@@ -93,14 +124,14 @@ class ForecastTable:
         rows, generated, width = lanes.rows, lanes.generated, values.shape[1]
         seen = self._depths[:width] < lanes.ceilings[:, None]
         counts = self._counts[rows, :width]
-        prior = self._priors[program, :width]
-        means = np.where(counts >= 0, self._means[rows, :width], prior)
+        index = self._index[program]
+        means = np.where(counts >= 0, self._means[rows, :width], self._starts[rows, index, :width])
         weights = grown(self.weights(rows, generated)[:, :width])
         learned = means + (values - means) / weights
         self._means[rows, :width] = np.where(seen, learned, self._means[rows, :width])
         self._weights[rows, :width] = np.where(seen, weights, self._weights[rows, :width])
         self._counts[rows, :width] = np.where(seen, generated[:, None], counts)
-        self._move_prior(prior, values, seen)
+        self._move_prior(self._priors[index, :width], values, seen)
 
     def _move_prior(self, prior: Floats, values: Floats, seen: Flags) -> None:
         """Move the prior toward every lane's value in lane order, all lanes in one expression.

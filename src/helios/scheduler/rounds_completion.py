@@ -64,8 +64,9 @@ def check_packed_rows(frame: Frame, records: Sequence[CompletionRecord]) -> None
         return
     total = sum(
         offered_rows(record, step.output_ceiling)
-        for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True)
-        if not step.prompt_tokens and (record.offered or not request.end_token_seen)
+        for step, record in zip(frame.plan.steps, records, strict=True)
+        # A silent lane ran nowhere, so what it leaves unsaid is no row.
+        if not step.prompt_tokens and (record.offered or record.tokens)
     )
     if total > graph.rows:
         raise CompletionError(
@@ -90,8 +91,8 @@ def check_sidecars(
         return
     lanes = [
         (step.row, offered_rows(record, step.output_ceiling) - 1)
-        for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True)
-        if not step.prompt_tokens and not request.end_token_seen
+        for step, record in zip(frame.plan.steps, records, strict=True)
+        if record.tokens and not step.prompt_tokens
     ]
     columns = np.array(lanes, dtype=np.int64).reshape(-1, 2).T
     depth = frame.plan.graph.proposal_depth

@@ -18,7 +18,7 @@ from helios.scheduler.acceptance import (
 )
 from helios.scheduler.calibration import Calibration, CalibrationEntry
 from helios.scheduler.catalog import Catalog, ProposalSource
-from helios.scheduler.forecast import ForecastTable
+from helios.scheduler.forecast import ForecastTable, SavedForecasts
 
 
 class CalibrationReport(NamedTuple):
@@ -36,7 +36,7 @@ class SavedHistory(NamedTuple):
     """A request's estimates while it has no row."""
 
     acceptance: SavedEstimates
-    forecast: SavedEstimates
+    forecast: SavedForecasts
 
 
 class SpeculationHistory:
@@ -46,11 +46,11 @@ class SpeculationHistory:
 
     def __init__(self, catalog: Catalog, rows: int) -> None:
         depth = max(graph.proposal_depth for graph in catalog.graphs)
-        reports = any(graph.confidence_width for graph in catalog.graphs)
+        programs = [i for i, graph in enumerate(catalog.graphs) if graph.confidence_width]
         self.depth = depth
         """The catalog's largest proposal depth, and the last extent of every sidecar."""
         self.acceptance = AcceptanceTable(rows, depth)
-        self.forecasts = ForecastTable(rows, depth, len(catalog.graphs) if reports else 0)
+        self.forecasts = ForecastTable(rows, depth, programs)
         self._by_source = (Calibration(depth), Calibration(depth))
         self._by_forecast = Calibration(depth)
 
