@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from helios.scheduler.requests import Request
 from helios.scheduler.service import PRICE_CEILING, PRICE_FLOOR, Flow, clamped, flow_over
+from helios.scheduler.tenants import Account
 from helios.scheduler.units import Fence
 
 
@@ -19,8 +20,22 @@ class Share(NamedTuple):
 
     requests: Sequence[Request]
     token_rate: float | None
+    """None also where the token price is a tenant's, which moves with its pool."""
     delivery_rate: float | None
     """None for prefilling participants, who have no delivery coordinate."""
+
+
+class Pool(NamedTuple):
+    """The participants of one tenant, whose summed service moves one token price."""
+
+    account: Account
+    requests: Sequence[Request]
+    token_rate: float | None
+    """Sum of what its participants would receive at their own reference rates."""
+
+    def total(self, service: Mapping[Request, float]) -> float:
+        """Return the service of all its participants together."""
+        return sum([service.get(request, 0) for request in self.requests])
 
 
 def settle(
@@ -28,6 +43,7 @@ def settle(
     served_tokens: Mapping[Request, int],
     interval_ms: float,
     adaptation_ms: float,
+    pools: Sequence[Pool] = (),
 ) -> None:
     """Move every participant's stored prices over one measured positive interval.
 
@@ -42,6 +58,12 @@ def settle(
             for request in share.requests:
                 if request.delivery_price is not None:
                     request.delivery_price = min(request.delivery_price + gain, PRICE_CEILING)
+    for pool in pools:
+        account = pool.account
+        if account.token_price is not None and pool.token_rate is not None:
+            served = pool.total(served_tokens)
+            flow = flow_over(served, interval_ms, pool.token_rate, adaptation_ms)
+            account.token_price = flow.apply(account.token_price)
 
 
 def _settle_tokens(
@@ -55,7 +77,8 @@ def _settle_tokens(
     flows: dict[int, Flow] = {}
     served_of = served_tokens.get
     for request in share.requests:
-        price = request.token_price
+        account = request.account
+        price = account.token_price
         if price is None:
             continue
         served = served_of(request, 0)
@@ -64,7 +87,7 @@ def _settle_tokens(
             flow = flows[served] = flow_over(served, interval_ms, rate, adaptation_ms)
         keep, gain = flow
         price = price * keep + gain
-        request.token_price = price if PRICE_FLOOR < price < PRICE_CEILING else clamped(price)
+        account.token_price = price if PRICE_FLOOR < price < PRICE_CEILING else clamped(price)
 
 
 class LastInterval:

@@ -16,16 +16,18 @@ def plan(state: State) -> ScheduledPlan | None:
     window, now_ns, costs = state.window, state.now_ns, state.costs
     if window.is_closed(now_ns):
         return None
-    view = View(state.shapes, costs.durations_ms, state.policy, window.start_ns(now_ns))
+    standing = state.standing()
+    view = View(state.shapes, standing.durations_ms, state.policy, window.start_ns(now_ns))
     running = window.frames[0] if window.frames else None
-    decision = Decision(projected_view(view, state.standing(), running))
+    decision = Decision(projected_view(view, standing, running))
     ages = costs.ages_at(now_ns)
     state.decision = (decision, ages)
     winner = decision.winner
     if winner is None:
         return None
     graph_index = winner.graph_index
-    is_fresh = costs.is_fresh(graph_index, now_ns)
+    cost_index = standing.cost_indices[graph_index]
+    is_fresh = costs.is_fresh(cost_index, now_ns)
     needs_empty = needs_empty_queue(view, winner, is_fresh=is_fresh)
     if needs_empty and running is not None:
         # A lower-valued frame that could be queued now must not displace this winner.
@@ -34,13 +36,13 @@ def plan(state: State) -> ScheduledPlan | None:
         graph_index=graph_index,
         graph=state.catalog.graphs[graph_index],
         steps=steps_of(winner, state.catalog.graphs[graph_index].kind),
-        estimated_duration_ns=costs.estimates_ns[graph_index],
+        estimated_duration_ns=costs.estimates_ns[cost_index],
         reason=reason_of(winner),
         needs_empty_queue=needs_empty,
         epoch=state.version,
         value_rate=-winner.negative_rate,
         log_scale=decision.units.log_scale,
-        cost_index=graph_index,
+        cost_index=cost_index,
         explanation=partial(score_of, decision, winner, ages, costs.ttl_ns),
     )
 

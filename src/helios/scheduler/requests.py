@@ -7,13 +7,13 @@ never charge or touch a later request in the same slot.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import UnknownHandleError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle, RequestSpec
+from helios.scheduler.tenants import Account, WaitingLines
 
 NO_PAGES: tuple[int, ...] = ()
 
@@ -33,6 +33,7 @@ class Request:
     """Everything the scheduler knows about one request; progress counters are committed ones."""
 
     __slots__ = (
+        "account",
         "arrival",
         "copies",
         "delivery_price",
@@ -51,20 +52,31 @@ class Request:
         "queued",
         "queued_tokens",
         "row",
+        "served_ns",
         "snapshot_row",
         "spec",
         "stages",
         "stops",
+        "tenant",
         "terminal_since_ns",
-        "token_price",
         "visible_ns",
         "weight",
         "window",
     )
 
-    def __init__(self, handle: RequestHandle, spec: RequestSpec, arrival: int, epoch: int) -> None:
+    def __init__(
+        self,
+        handle: RequestHandle,
+        spec: RequestSpec,
+        arrival: int,
+        epoch: int,
+        account: Account | None = None,
+    ) -> None:
         self.handle = handle
         self.spec = spec
+        self.tenant = spec.tenant
+        self.account = Account() if account is None else account
+        """Where its token price is; the members of a tenant share one."""
         self.weight = spec.weight
         self.needs_feedback = spec.needs_feedback
         self.prompt_tokens = spec.prompt_tokens
@@ -97,7 +109,8 @@ class Request:
         """Copy proposals that the host has supplied for its next round."""
         self.last_used = -1
         """Commit number of the last frame that held it."""
-        self.token_price: float | None = None
+        self.served_ns = 0
+        """Time of its last token service, or of getting its row."""
         self.delivery_price: float | None = None
         """Absent until the first publication."""
         self.visible_ns = 0
@@ -108,6 +121,15 @@ class Request:
         """Apply one lifecycle event. Raises PhaseError and changes nothing when it is illegal."""
         self.phase = next_phase(self.phase, event)
         self.epoch = epoch
+
+    @property
+    def token_price(self) -> float | None:
+        """The price of its account, in ms per token."""
+        return self.account.token_price
+
+    @token_price.setter
+    def token_price(self, price: float | None) -> None:
+        self.account.token_price = price
 
     @property
     def remaining_prompt(self) -> int:
@@ -125,7 +147,7 @@ class Request:
 
 
 class RequestTable:
-    """Handles, the waiting line in arrival order, and the resident requests in seating order."""
+    """Handles, the lines of those who wait, and the resident requests in seating order."""
 
     __slots__ = ("_free_slots", "_requests", "admitted", "resident", "waiting")
 
@@ -133,18 +155,19 @@ class RequestTable:
         self._requests: list[Request] = []
         self._free_slots: list[int] = []
         self.admitted = 0
-        self.waiting: deque[Request] = deque()
+        self.waiting: WaitingLines[Request] = WaitingLines()
         self.resident: list[Request] = []
 
     def add(self, spec: RequestSpec, epoch: int) -> Request:
-        """Issue a handle (lowest free slot, next generation) at the end of the waiting line."""
+        """Issue a handle (lowest free slot, next generation) at the end of its tenant's line."""
         if self._free_slots:
             slot = heapq.heappop(self._free_slots)
             handle = RequestHandle(slot, self._requests[slot].handle.generation + 1)
         else:
             slot = len(self._requests)
             handle = RequestHandle(slot, 0)
-        request = Request(handle, spec, self.admitted, epoch)
+        account = self.waiting.join(spec.tenant)
+        request = Request(handle, spec, self.admitted, epoch, account)
         if slot == len(self._requests):
             self._requests.append(request)
         else:
@@ -176,4 +199,5 @@ class RequestTable:
     def free_slot(self, request: Request) -> None:
         """Let the slot of a released request be issued again."""
         assert request.phase is Phase.RELEASED
+        self.waiting.leave(request.tenant)
         heapq.heappush(self._free_slots, request.handle.slot)

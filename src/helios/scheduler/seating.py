@@ -12,16 +12,20 @@ from helios.scheduler.state import State
 
 
 def seat_waiting(state: State) -> None:
-    """Make requests resident in arrival order while the head of the line fits."""
+    """Make requests resident, tenant by tenant in turn, while a first one in line fits."""
     waiting, pool = state.table.waiting, state.pool
-    while waiting and _can_seat(state, waiting[0]):
-        request = waiting.popleft()
+
+    def fits(request: Request) -> bool:
+        return _can_seat(state, request)
+
+    while waiting and pool.rows_free and (request := waiting.take(fits)) is not None:
         request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
         state.history.reset(request.row)
         if needs_private_row(request.spec, pool.config):
             request.snapshot_row = pool.take_snapshot()
         request.move(Event.SEAT, state.version)
         begin_stages(request, pool.config.feature_rows)
+        request.served_ns = state.now_ns
         state.table.resident.append(request)
 
 

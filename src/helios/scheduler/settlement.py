@@ -90,7 +90,8 @@ def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outco
     interval_ms = ms_of(charged_ns) if device_ns > 0 else 0.0
     adaptation_ms = state.policy.adaptation_ms
     if interval_ms > 0.0:
-        settle(frame.shares, outcome.served, interval_ms, adaptation_ms)
+        settle(frame.shares, outcome.served, interval_ms, adaptation_ms, frame.pools)
+    _count_service(state, outcome)
     state.interval = last_interval(
         frame.fence, frame.shares, outcome.prices_before, interval_ms, adaptation_ms
     )
@@ -99,6 +100,18 @@ def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outco
     state.executions[frame.plan.reason] = ExecutionCount(
         past.count + 1, past.duration_ns + device_ns
     )
+
+
+def _count_service(state: State, outcome: Outcome) -> None:
+    """Remember who was served what, for the turns of tenants and the floors of their prompts."""
+    lines = state.table.waiting
+    if not lines.has_tenants:
+        return
+    for request, tokens in outcome.served.items():
+        if tokens:
+            request.served_ns = state.now_ns
+            request.account.has_service = True
+            lines.charge(request.tenant, tokens, request.weight)
 
 
 def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:

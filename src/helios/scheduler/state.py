@@ -16,9 +16,10 @@ from helios.scheduler.records import ExecutionCount
 from helios.scheduler.requests import RequestTable
 from helios.scheduler.resources import ResourcePool
 from helios.scheduler.speculation import SpeculationHistory
+from helios.scheduler.standing import Standing
 from helios.scheduler.units import Fence
 from helios.scheduler.utility import Shapes
-from helios.scheduler.window import Standing, Window
+from helios.scheduler.window import Window
 
 
 class State:
@@ -78,6 +79,8 @@ class State:
         """Return the standing of this state version, computed at most once."""
         version, standing = self.memo
         if standing is None or version != self.version:
-            standing = Standing(self.shapes, self.costs.durations_ms, self.table.resident)
+            table = self.table
+            has_tenants = table.waiting.has_tenants
+            standing = Standing(self.shapes, self.costs, table.resident, has_tenants=has_tenants)
             self.memo = (self.version, standing)
         return standing

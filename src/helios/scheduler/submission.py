@@ -21,7 +21,9 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     start_ns = state.window.start_ns(state.now_ns)
     standing = state.standing()
 
-    shares = standing.shares(prompts_are_a_class=state.policy.prefill_balance > 0.0)
+    is_class = state.policy.prefill_balance > 0.0
+    shares = standing.shares(prompts_are_a_class=is_class)
+    pools = standing.pools(prompts_are_a_class=is_class) if standing.tenancies else ()
     standing.settle_arrivals(state.policy.arrival_shares)
     state.version += 1
     state.last_fence = fence
@@ -41,6 +43,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
             expected_end_ns=start_ns + plan.estimated_duration_ns,
             queued=queued,
             extendable=extendable,
+            pools=pools,
         )
     )
 
@@ -59,7 +62,7 @@ def _check_submittable(state: State, plan: ScheduledPlan) -> bool:
     graphs = state.catalog.graphs
     if plan.epoch > state.version or graphs[plan.graph_index] is not plan.graph:
         raise StalePlanError("the plan was made by another scheduler")
-    fresh = state.costs.is_fresh(plan.graph_index, state.now_ns)
+    fresh = state.costs.is_fresh(plan.cost_index, state.now_ns)
     if state.window.frames:
         if state.window.is_closed(state.now_ns) or plan.needs_empty_queue:
             raise StalePlanError("the plan needs the completion of what is in flight")

@@ -110,6 +110,11 @@ class WaitingLines(Generic[W]):
         """Active tenants, those without a name counted as one."""
         return len(self._lines)
 
+    @property
+    def has_tenants(self) -> bool:
+        """Tell whether any active request has a tenant, so that token prices may be shared."""
+        return len(self._lines) > ("" in self._lines)
+
     def total_of(self, tenant: str) -> float:
         """Return the weighted service of an active tenant, in tokens."""
         return self._lines[tenant].total

@@ -47,15 +47,18 @@ class View:
 
     __slots__ = (
         "ages_ms",
+        "decoder_accounts",
         "decoders",
         "delivery_prices",
         "durations_ms",
         "initializing",
         "policy",
         "prefilling",
+        "prompt_accounts",
         "prompt_prices",
         "shapes",
         "start_ns",
+        "stream_shares",
         "terminal_ages_ms",
         "terminals",
         "token_prices",
@@ -74,6 +77,12 @@ class View:
         """Of the decoders in their order; zero while no reference rate made it physical."""
         self.delivery_prices: list[float] = []
         self.ages_ms: list[float] = []
+        self.stream_shares: list[float] | None = None
+        """What multiplies the delivery and age coefficients of each decoder; None: all are one."""
+        self.decoder_accounts: int | None = None
+        """Accounts of the decoders, a tenant counted once; None: as many as decoders."""
+        self.prompt_accounts: int | None = None
+        """Accounts with prompts left to consume; None: as many as prompts."""
         self.prefilling: list[Request] = []
         self.initializing: list[Request] = []
         self.prompt_prices: dict[Request, float] = {}
@@ -264,12 +273,17 @@ def prefill_weight(view: View) -> float:
     """Return what multiplies a request's token weight while its prompt is consumed; at least 1.
 
     A prompt of weight 1 among K decoders gets a share of 1/(K + 1), so its first token waits K
-    times longer than on an idle machine. Weighing prompts as a class bounds that by a constant.
+    times longer than on an idle machine. Weighing prompts as a class bounds that by a constant. A
+    tenant's decoders have one token coordinate, and so have its prompts: both are counted once.
     """
-    prompts = len(view.prefilling) + len(view.initializing)
+    prompts, decoders = view.prompt_accounts, view.decoder_accounts
+    if prompts is None:
+        prompts = len(view.prefilling) + len(view.initializing)
     if not prompts:
         return 1.0
-    return max(1.0, view.policy.prefill_balance * len(view.decoders) / prompts)
+    if decoders is None:
+        decoders = len(view.decoders)
+    return max(1.0, view.policy.prefill_balance * decoders / prompts)
 
 
 def prompts_of(view: View, units: Units, requests: list[Request]) -> list[Prompt]:

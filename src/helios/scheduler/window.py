@@ -11,16 +11,16 @@ with validated completions and publications alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from typing import NamedTuple
 
-from helios.scheduler.accounting import Share
-from helios.scheduler.catalog import GraphKind
+from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.plan import ScheduledPlan
-from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
-from helios.scheduler.service import Flow, arrival_price, flow_over
+from helios.scheduler.service import Flow, flow_over
+from helios.scheduler.standing import Standing
+from helios.scheduler.tenants import Account, waiting_floor
 from helios.scheduler.units import NANOSECONDS_PER_MS, Fence, ms_of
-from helios.scheduler.utility import Shapes, View, family_interval_ms, prompt_machine_rate
+from helios.scheduler.utility import View
 
 FRAME_SLOTS = 2
 
@@ -34,6 +34,7 @@ class Frame:
         "extendable",
         "fence",
         "plan",
+        "pools",
         "queued",
         "requests",
         "shares",
@@ -50,12 +51,16 @@ class Frame:
         expected_end_ns: int,
         queued: bool,
         extendable: bool,
+        pools: tuple[Pool, ...] = (),
     ) -> None:
         self.fence = fence
         self.plan = plan
         self.requests = requests
         """The lanes' requests, in lane order."""
         self.shares = shares
+        """Its participants: those present at commit, selected or not."""
+        self.pools = pools
+        """The tenants among them."""
         self.committed_ns = committed_ns
         self.expected_end_ns = expected_end_ns
         self.queued = queued
@@ -96,99 +101,59 @@ class Window:
         return frame
 
 
-class Standing:
-    """The resident requests by what they can do next, once everything submitted has run.
+class Outlook(NamedTuple):
+    """What a running frame is expected to do, frozen at its submission."""
 
-    It depends on the state version alone, not on time, so `plan` and `commit` of one version share
-    it. A decoder whose queued lane reaches its output limit is in no list: what follows shows only
-    after its completion.
-    """
+    duration_ms: float
+    ended_ms: float
+    """From its expected end to the start of what is planned behind it."""
+    idle_tokens: Flow
+    """Of the decoders that it does not serve."""
+    idle_deliveries: Flow
+    served_tokens: dict[Request, Flow]
+    """Of its lanes, by the tokens that its choice expected of each."""
+    served_delivery: Flow
+    """One delivery whatever the number of tokens."""
+    prompts: dict[Request, Flow]
+    accounts: dict[Account, Flow]
+    """Of the tenants that take part, by the service of all their lanes together."""
 
-    __slots__ = (
-        "decoders",
-        "initializing",
-        "interval_ms",
-        "machine_rates",
-        "prefilling",
-        "terminals",
+
+_STILL = Flow(1.0, 0.0)
+_NOTHING_RUNS = Outlook(0.0, 0.0, _STILL, _STILL, {}, _STILL, {}, {})
+
+
+def outlook_of(frame: Frame, start_ns: int, adaptation_ms: float) -> Outlook:
+    """Return what `frame` is expected to do to prices and ages by `start_ns`."""
+    duration_ms = ms_of(frame.plan.estimated_duration_ns)
+    expected = {
+        request: step.expected_tokens or float(step.output_ceiling)
+        for request, step in zip(frame.requests, frame.plan.steps, strict=True)
+    }
+
+    def flow(served: float, rate: float | None) -> Flow:
+        return _STILL if rate is None else flow_over(served, duration_ms, rate, adaptation_ms)
+
+    streams = frame.shares[0]
+    served: dict[float, Flow] = {}
+    for tokens in expected.values():
+        if tokens not in served:
+            served[tokens] = flow(tokens, streams.token_rate)
+    return Outlook(
+        duration_ms,
+        ms_of(start_ns - frame.expected_end_ns),
+        flow(0.0, streams.token_rate),
+        flow(0.0, streams.delivery_rate),
+        {request: served[tokens] for request, tokens in expected.items()},
+        flow(1.0, streams.delivery_rate),
+        {
+            request: flow(0.0, share.token_rate)
+            for share in frame.shares
+            if share.delivery_rate is None and share.token_rate is not None
+            for request in share.requests
+        },
+        {pool.account: flow(pool.total(expected), pool.token_rate) for pool in frame.pools},
     )
-
-    def __init__(
-        self, shapes: Shapes, durations_ms: Sequence[float], resident: Sequence[Request]
-    ) -> None:
-        self.decoders: list[Request] = []
-        self.prefilling: list[Request] = []
-        self.initializing: list[Request] = []
-        self.terminals: list[Request] = []
-        for request in resident:
-            phase = request.phase
-            if phase is Phase.DECODE:
-                if request.output_count + request.queued_tokens < request.max_output:
-                    self.decoders.append(request)
-            elif phase is Phase.PREFILL:
-                self.prefilling.append(request)
-            elif phase is Phase.INITIALIZING:
-                self.initializing.append(request)
-            elif phase is Phase.TERMINAL:
-                self.terminals.append(request)
-        self.interval_ms = family_interval_ms(
-            shapes, durations_ms, GraphKind.DECODE, len(self.decoders)
-        )
-        """Reference interval of the decode family; its inverse is both reference rates."""
-        self.machine_rates = {
-            request: prompt_machine_rate(shapes, durations_ms, request)
-            for group in (self.initializing, self.prefilling)
-            for request in group
-        }
-        """Of every request whose prompt is not consumed; None while nothing is measured."""
-
-    @property
-    def participants(self) -> int:
-        """Requests that compete for tokens."""
-        return len(self.decoders) + len(self.machine_rates)
-
-    def shares(self, *, prompts_are_a_class: bool) -> list[Share]:
-        """Return the participants of a frame with their reference rates, decoders first.
-
-        Prompts that are weighed as a class (decision 0005) share one reference, the machine's.
-        Divided among n prompts it would let their unserved prices grow n times as fast, on top of
-        the class weight, and a burst of prompts would run in a row before any stream.
-        """
-        interval = self.interval_ms
-        rate = None if interval is None else 1.0 / interval
-        shares = [Share(self.decoders, rate, rate)] if self.decoders else []
-        count = 1 if prompts_are_a_class else len(self.machine_rates)
-        for request, machine in self.machine_rates.items():
-            shares.append(Share((request,), None if machine is None else machine / count, None))
-        return shares
-
-    def prompt_price(self, request: Request, price: float | None, shares: float) -> float | None:
-        """Return the token price of a prompt that stands at `price` by its history alone.
-
-        A request without any service has no history of its own: it is lifted to the price of a
-        newcomer among everyone present now, so that requests of one burst are equals. None while
-        no rate is measured.
-        """
-        machine = self.machine_rates[request]
-        if machine is None or (price is not None and request.prompt_done):
-            return price
-        arrival = arrival_price(shares, self.participants, machine)
-        return arrival if price is None else max(price, arrival)
-
-    def decoder_price(self, request: Request, shares: float) -> float | None:
-        """Return the token price of a decoder; None while no rate could make it physical."""
-        if request.token_price is not None or self.interval_ms is None:
-            return request.token_price
-        machine = len(self.decoders) / self.interval_ms
-        return arrival_price(shares, self.participants, machine)
-
-    def settle_arrivals(self, shares: float) -> None:
-        """Store the prices that the participants of a committed frame start with."""
-        for request in self.machine_rates:
-            request.token_price = self.prompt_price(request, request.token_price, shares)
-        for request in self.decoders:
-            if request.token_price is None:
-                request.token_price = self.decoder_price(request, shares)
 
 
 def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
@@ -199,57 +164,65 @@ def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
     view.terminal_ages_ms = [
         (start_ns - request.terminal_since_ns) / NANOSECONDS_PER_MS for request in view.terminals
     ]
+    view.stream_shares = standing.stream_shares() if standing.tenancies else None
+    view.decoder_accounts = standing.decoder_accounts
+    view.prompt_accounts = standing.prompt_accounts
+    outlook = _NOTHING_RUNS
+    if frame is not None:
+        outlook = outlook_of(frame, start_ns, view.policy.adaptation_ms)
     if standing.machine_rates:
-        _project_prompts(view, standing, frame)
-    _project_decoders(view, standing, frame)
+        _project_prompts(view, standing, outlook)
+    _project_decoders(view, standing, outlook)
     return view
 
 
-def _project_prompts(view: View, standing: Standing, frame: Frame | None) -> None:
-    idle: dict[Request, Flow] = {}
-    if frame is not None:
-        duration_ms = ms_of(frame.plan.estimated_duration_ns)
-        for share in frame.shares:
-            if share.delivery_rate is None and share.token_rate is not None:
-                flow = flow_over(0.0, duration_ms, share.token_rate, view.policy.adaptation_ms)
-                idle.update(dict.fromkeys(share.requests, flow))
-    for request in standing.machine_rates:
-        price = request.token_price
-        if price is not None and request in idle:
-            price = idle[request].apply(price)
+def _project_prompts(view: View, standing: Standing, outlook: Outlook) -> None:
+    for request, machine in standing.machine_rates.items():
+        account = request.account
+        price = account.token_price
+        flow = outlook.accounts.get(account) if account.is_shared else outlook.prompts.get(request)
+        if price is not None and flow is not None:
+            price = flow.apply(price)
         price = standing.prompt_price(request, price, view.policy.arrival_shares)
+        if account.is_shared and machine is not None and price is not None:
+            price = max(price, _floor_of(view, standing, request, machine))
         view.prompt_prices[request] = 0.0 if price is None else price
 
 
-_STILL = Flow(1.0, 0.0)
+def _floor_of(view: View, standing: Standing, request: Request, machine: float) -> float:
+    return waiting_floor(
+        (view.start_ns - request.served_ns) / NANOSECONDS_PER_MS,
+        machine_rate=machine,
+        prompts=len(standing.tenancies[request.account].prompts),
+        adaptation_ms=view.policy.adaptation_ms,
+    )
 
 
-def _project_decoders(view: View, standing: Standing, frame: Frame | None) -> None:
+def _project_decoders(view: View, standing: Standing, outlook: Outlook) -> None:
     # A delivery without history is priced at the reference interval (q = 1), and a token without a
     # physical price yet has none: no rate is invented.
     reference = standing.interval_ms or 0.0
     start_ns, shares = view.start_ns, view.policy.arrival_shares
-    idle = served = _STILL
-    duration_ms = ended_ms = 0.0
-    if frame is not None:
-        duration_ms = ms_of(frame.plan.estimated_duration_ns)
-        ended_ms = ms_of(start_ns - frame.expected_end_ns)
-        rate = frame.shares[0].token_rate
-        if rate is not None:
-            idle = flow_over(0.0, duration_ms, rate, view.policy.adaptation_ms)
-            served = flow_over(1.0, duration_ms, rate, view.policy.adaptation_ms)
+    duration_ms, ended_ms, idle_tokens, idle_deliveries = outlook[:4]
+    served_tokens, served_delivery = outlook.served_tokens, outlook.served_delivery
+    accounts = outlook.accounts
     tokens, deliveries, ages = view.token_prices, view.delivery_prices, view.ages_ms
     for request in standing.decoders:
-        token, delivery = request.token_price, request.delivery_price
+        account, delivery = request.account, request.delivery_price
+        token = account.token_price
         if token is None:
             token = standing.decoder_price(request, shares) or 0.0
         if request.queued:
-            keep, gain = served
+            keep, gain = served_delivery
             ages.append(ended_ms)
             # The expected delivery makes a missing history: one delivery per frame duration.
             deliveries.append(duration_ms if delivery is None else delivery * keep + gain)
+            keep, gain = served_tokens[request]
         else:
-            keep, gain = idle
+            keep, gain = idle_deliveries
             ages.append((start_ns - request.visible_ns) / NANOSECONDS_PER_MS)
             deliveries.append(reference if delivery is None else delivery * keep + gain)
+            keep, gain = idle_tokens
+        if account.is_shared:
+            keep, gain = accounts.get(account, _STILL)
         tokens.append(token * keep + gain if token else token)

@@ -1,0 +1,248 @@
+"""The resident requests by what they can do next, and the reference rates that follow from it.
+
+It depends on the state version alone, not on time, so `plan` and `commit` of one version share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from helios.scheduler.accounting import Pool, Share
+from helios.scheduler.catalog import GraphKind
+from helios.scheduler.cost import CostTable
+from helios.scheduler.records import Phase
+from helios.scheduler.requests import Request
+from helios.scheduler.service import arrival_price
+from helios.scheduler.tenants import Account
+from helios.scheduler.utility import Shapes, family_interval_ms, prompt_machine_rate
+
+
+class Tenancy(NamedTuple):
+    """The participants of one tenant."""
+
+    account: Account
+    decoders: list[Request]
+    """Its active streams: only they have a delivery coordinate and an output age."""
+    prompts: list[Request]
+
+
+class Standing:
+    """Who can do what once everything submitted has run.
+
+    A decoder whose queued lane reaches its output limit is in no list: what follows shows only
+    after its completion.
+    """
+
+    __slots__ = (
+        "cost_indices",
+        "decoders",
+        "durations_ms",
+        "initializing",
+        "interval_ms",
+        "machine_rates",
+        "prefilling",
+        "tenancies",
+        "terminals",
+    )
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        costs: CostTable,
+        resident: Sequence[Request],
+        *,
+        has_tenants: bool = False,
+    ) -> None:
+        self.decoders: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.initializing: list[Request] = []
+        self.terminals: list[Request] = []
+        for request in resident:
+            phase = request.phase
+            if phase is Phase.DECODE:
+                if request.output_count + request.queued_tokens < request.max_output:
+                    self.decoders.append(request)
+            elif phase is Phase.PREFILL:
+                self.prefilling.append(request)
+            elif phase is Phase.INITIALIZING:
+                self.initializing.append(request)
+            elif phase is Phase.TERMINAL:
+                self.terminals.append(request)
+        means = self._mean_cached_tokens() if costs.has_intervals else ()
+        self.cost_indices, self.durations_ms = costs.entries_at(means)
+        self.interval_ms = family_interval_ms(
+            shapes, self.durations_ms, GraphKind.DECODE, len(self.decoders)
+        )
+        """Reference interval of the decode family; its inverse is both reference rates."""
+        self.machine_rates = {
+            request: prompt_machine_rate(shapes, self.prompt_durations_ms(costs, request), request)
+            for group in (self.initializing, self.prefilling)
+            for request in group
+        }
+        """Of every request whose prompt is not consumed; None while nothing is measured."""
+        self.tenancies = self._tenancies() if has_tenants else {}
+        """The participants with a tenant, in the order of its first one."""
+
+    def _mean_cached_tokens(self) -> list[float]:
+        """Return, by graph kind, the mean cached length of the rows that would be served."""
+        prompts = self.prefilling + self.initializing
+        groups: dict[GraphKind, list[Request]] = {
+            GraphKind.DECODE: self.decoders,
+            GraphKind.SPECULATIVE: self.decoders,
+            GraphKind.MIXED: self.decoders + self.prefilling,
+            GraphKind.TERMINAL: self.terminals,
+            GraphKind.SNAPSHOT: self.terminals or prompts,
+        }
+        means = []
+        for kind in GraphKind:
+            group = groups.get(kind, prompts)
+            lengths = [request.position_after(request.queued_tokens) for request in group]
+            means.append(sum(lengths) / len(lengths) if lengths else 0.0)
+        return means
+
+    def prompt_durations_ms(self, costs: CostTable, request: Request) -> Sequence[float]:
+        """Return the durations by graph index for the cached length of one prompt."""
+        if not costs.has_intervals:
+            return self.durations_ms
+        return costs.entries_at([float(request.prompt_done)] * len(GraphKind))[1]
+
+    def _tenancies(self) -> dict[Account, Tenancy]:
+        found: dict[Account, Tenancy] = {}
+        for is_prompt, group in ((False, self.decoders), (True, self.machine_rates)):
+            for request in group:
+                account = request.account
+                if account.is_shared:
+                    tenancy = found.get(account)
+                    if tenancy is None:
+                        tenancy = found[account] = Tenancy(account, [], [])
+                    (tenancy.prompts if is_prompt else tenancy.decoders).append(request)
+        return found
+
+    # Counting accounts ----------------------------------------------------------------------------
+
+    @property
+    def decoder_accounts(self) -> int:
+        """Accounts with active streams; a tenant counts once."""
+        surplus = sum([max(0, len(t.decoders) - 1) for t in self.tenancies.values()])
+        return len(self.decoders) - surplus
+
+    @property
+    def prompt_accounts(self) -> int:
+        """Accounts with prompts left to consume; a tenant counts once."""
+        surplus = sum([max(0, len(t.prompts) - 1) for t in self.tenancies.values()])
+        return len(self.machine_rates) - surplus
+
+    @property
+    def participants(self) -> int:
+        """Accounts that compete for tokens; a tenant counts once."""
+        surplus = sum([len(t.decoders) + len(t.prompts) - 1 for t in self.tenancies.values()])
+        return len(self.decoders) + len(self.machine_rates) - surplus
+
+    def stream_shares(self) -> list[float] | None:
+        """Return what each decoder's delivery and age coefficients are multiplied by.
+
+        None while all of them are one: no tenant has two active streams.
+        """
+        if all(len(tenancy.decoders) < 2 for tenancy in self.tenancies.values()):
+            return None
+        found = []
+        for request in self.decoders:
+            tenancy = self.tenancies.get(request.account)
+            found.append(1.0 if tenancy is None else 1.0 / len(tenancy.decoders))
+        return found
+
+    # What a frame freezes -------------------------------------------------------------------------
+
+    def shares(self, *, prompts_are_a_class: bool) -> list[Share]:
+        """Return the participants of a frame with their reference rates, decoders first.
+
+        Prompts that are weighed as a class (decision 0005) share one reference, the machine's.
+        Divided among n prompts it would let their unserved prices grow n times as fast, on top of
+        the class weight, and a burst of prompts would run in a row before any stream.
+        """
+        rate = self._stream_rate()
+        shares = []
+        if self.decoders and not self.tenancies:
+            shares.append(Share(self.decoders, rate, rate))
+        elif self.decoders:
+            own = [request for request in self.decoders if not request.account.is_shared]
+            members = [request for request in self.decoders if request.account.is_shared]
+            shares = [Share(own, rate, rate), Share(members, None, rate)]
+        count = 1 if prompts_are_a_class else len(self.machine_rates)
+        for request, machine in self.machine_rates.items():
+            if not request.account.is_shared:
+                shares.append(Share((request,), None if machine is None else machine / count, None))
+        return shares
+
+    def pools(self, *, prompts_are_a_class: bool) -> tuple[Pool, ...]:
+        """Return the tenants that take part in a frame, each with its reference token rate.
+
+        It is the sum of what its participants would receive at their own references; prompts that
+        are weighed as a class have one reference together, the fastest of theirs.
+        """
+        found = []
+        for account, decoders, prompts in self.tenancies.values():
+            stream = self._stream_rate()
+            rates = [] if stream is None else [stream * len(decoders)]
+            machines = [rate for p in prompts if (rate := self.machine_rates[p]) is not None]
+            if machines and prompts_are_a_class:
+                rates.append(max(machines))
+            else:
+                rates += [machine / len(self.machine_rates) for machine in machines]
+            total = sum(rates)
+            found.append(Pool(account, (*decoders, *prompts), total if total > 0.0 else None))
+        return tuple(found)
+
+    def _stream_rate(self) -> float | None:
+        return None if self.interval_ms is None else 1.0 / self.interval_ms
+
+    # Prices of newcomers --------------------------------------------------------------------------
+
+    def prompt_price(self, request: Request, price: float | None, shares: float) -> float | None:
+        """Return the token price of a prompt that stands at `price` by its history alone.
+
+        A request without any service has no history of its own: it is lifted to the price of a
+        newcomer among everyone present now, so that requests of one burst are equals. None while
+        no rate is measured.
+        """
+        machine = self.machine_rates[request]
+        if machine is None or (price is not None and request.prompt_done):
+            return price
+        arrival = arrival_price(shares, self.participants, machine)
+        return arrival if price is None else max(price, arrival)
+
+    def decoder_price(self, request: Request, shares: float) -> float | None:
+        """Return the token price of a decoder; None while no rate could make it physical."""
+        if request.account.token_price is not None or self.interval_ms is None:
+            return request.account.token_price
+        machine = len(self.decoders) / self.interval_ms
+        return arrival_price(shares, self.participants, machine)
+
+    def settle_arrivals(self, shares: float) -> None:
+        """Store the prices that the participants of a committed frame start with."""
+        for request in self.machine_rates:
+            account = request.account
+            if not account.is_shared:
+                account.token_price = self.prompt_price(request, account.token_price, shares)
+        for request in self.decoders:
+            account = request.account
+            if account.token_price is None and not account.is_shared:
+                account.token_price = self.decoder_price(request, shares)
+        for tenancy in self.tenancies.values():
+            self._settle_tenant(tenancy, shares)
+
+    def _settle_tenant(self, tenancy: Tenancy, shares: float) -> None:
+        """Store a tenant's price while it rests on no service of any member.
+
+        Its members may start at different prices, because their prompts run at different rates; the
+        tenant stands at the lowest, and a member without service is lifted from there in each view.
+        """
+        account = tenancy.account
+        if account.has_service and account.token_price is not None:
+            return
+        prices = [self.prompt_price(p, account.token_price, shares) for p in tenancy.prompts]
+        prices += [self.decoder_price(request, shares) for request in tenancy.decoders[:1]]
+        known = [price for price in prices if price is not None]
+        if known:
+            account.token_price = min(known)
