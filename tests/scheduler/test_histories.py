@@ -29,12 +29,44 @@ ORDINARY = modelled(
         "terminal-b4": 0.3,
     }
 )
+STATES = modelled(
+    {
+        "initialize-b1": 0.25,
+        "initialize-b4": 0.3,
+        "prefill-c16": 4.0,
+        "prefill-c64": 9.0,
+        "decode-b1": 3.0,
+        "decode-b2": 3.2,
+        "decode-b4": 3.5,
+        "terminal-b1": 0.25,
+        "terminal-b4": 0.3,
+        "vision-c32": 5.0,
+        "vision-c64": 8.0,
+        "snapshot-b1": 0.5,
+        "snapshot-b4": 0.6,
+        "restore-b1": 0.4,
+        "restore-b4": 0.5,
+    }
+)
 HABITATS = {
     "ordinary": Habitat(model=ORDINARY, scored=True),
     "balanced": Habitat(model=ORDINARY, policy=PolicyConfig.balanced(), seeded=True, pages=20),
     "throughput": Habitat(model=ORDINARY, policy=PolicyConfig.throughput(), measured=True),
     "tenants": Habitat(model=ORDINARY, tenants=("", "a", "b"), measured=True, arrival=0.3),
+    "images": Habitat(
+        model=STATES,
+        images=True,
+        more={"feature_rows": 64, "snapshot_rows": 2},
+        seeded=True,
+        pages=60,
+        page_size=16,
+    ),
 }
+SHOULD_RUN = {
+    "ordinary": ("INITIALIZE", "PREFILL", "SCORED_PREFILL", "DECODE", "TERMINAL"),
+    "images": ("VISION", "SNAPSHOT", "RESTORE"),
+}
+"""Kinds that a short history must have executed, so that no habitat is quietly ordinary."""
 
 
 def history(name: str, seed: int, calls: int) -> History:
@@ -51,6 +83,8 @@ def test_a_short_history(name: str) -> None:
     ran = history(name, 1, 2_500)
     assert ran.admitted > 10
     assert ran.bad_calls > 0
+    missing = [kind for kind in SHOULD_RUN.get(name, ()) if kind not in ran.audit.kinds]
+    assert not missing, f"{name} never ran {missing}"
 
 
 def digest_of(name: str) -> str:

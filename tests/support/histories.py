@@ -21,6 +21,7 @@ from helios.scheduler import (
     Fence,
     GeneratedToken,
     GraphKind,
+    ImageSpan,
     Phase,
     PolicyConfig,
     QueueFullError,
@@ -33,6 +34,7 @@ from tests.support.badcalls import BAD_CALLS
 from tests.support.catalogs import NS_PER_MS, ModelledCatalog
 from tests.support.checkers import Checker
 from tests.support.device import Acceptance, Always, Chance, Scripted
+from tests.support.image_device import ImageDevice
 from tests.support.snapshot import freeze
 from tests.support.usage import assert_everything_is_back, assert_usage_adds_up
 from tests.support.workload import phase_of
@@ -214,6 +216,8 @@ class History:
             measure_directly(self.world)
         self.world.timing_of = self._timing
         Checker.watch(self.world)
+        if habitat.images:
+            ImageDevice.watch(self.world)
         self.books = Books()
         self.audit = Audit(self.world, bound_ms)
         self.world.observers += [self.books, self.audit]
@@ -239,6 +243,8 @@ class History:
         world, habitat = self.world, self.habitat
         if self._chance(habitat.arrival):
             self._admit()
+        if habitat.copies and self._chance(0.3):
+            self._supply_copies()
         self._submit()
         # Between submission and completion is where cancellations hurt.
         if self._chance(habitat.cancel) and (name := self._pick(Phase.WAITING, Phase.TERMINAL)):
@@ -316,6 +322,8 @@ class History:
         if self._chance(0.1):
             fields["width_limit"] = roll.choice([1, 2, 3])
         fields["tenant"] = roll.choice(habitat.tenants)
+        if habitat.images and self._chance(0.4):
+            fields["images"] = self._images(prompt)
         try:
             self.world.admit(
                 name,
@@ -331,6 +339,26 @@ class History:
             return
         self.admitted += 1
         self.names.append(name)
+
+    def _images(self, prompt: int) -> tuple[ImageSpan, ...]:
+        """Images anywhere in a prompt, touching or apart."""
+        roll, spans, at = self.random, [], 0
+        while len(spans) < 4:
+            at += roll.choice([0, 1, 7, roll.randrange(1 + prompt // 2)])
+            tokens = roll.randint(1, 16)
+            if at + tokens > prompt:
+                break
+            spans.append(ImageSpan(at, tokens, roll.randint(1, 64)))
+            at += tokens
+        return tuple(spans)
+
+    def _supply_copies(self) -> None:
+        """The host found a repetition: proposals that need no draft."""
+        name = self._pick(Phase.DECODE, Phase.DECODE)
+        if name is not None:
+            handle = self.world.streams[name].handle
+            self.world.scheduler.supply_copies(handle, self.random.randrange(8))
+            self.audit.calls += 1
 
     def _acceptance(self) -> Acceptance:
         roll = self.random
