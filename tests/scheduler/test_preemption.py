@@ -13,7 +13,9 @@ from helios.scheduler.preemption import Holding, preempted_of
     ("holdings", "expected"),
     [
         ([], None),
-        ([Holding(0, 4.0, 0)], None),
+        ([Holding(0, 4.0, 0)], 0),
+        ([Holding(0, 4.0, 0), Holding(1, 9.0, 1)], 1),
+        ([Holding(0, 4.0, 0), Holding(1, None, 1)], 1),
         ([Holding(0, 8.0, 4), Holding(1, 8.0, 2)], 0),
         ([Holding(0, 8.0, 4), Holding(1, 2.0, 2)], 1),
         ([Holding(0, 4.0, 2), Holding(1, 8.0, 4)], 1),
@@ -24,6 +26,6 @@ from helios.scheduler.preemption import Holding, preempted_of
     ],
 )
 def test_the_lowest_value_rate_per_page(holdings: list[Holding], expected: int | None) -> None:
-    """One who frees no page is never preempted; ties free more pages, then the latest arrival."""
+    """One who frees no page comes last; ties free more pages, then the latest arrival."""
     for order in itertools.permutations(holdings):
         assert preempted_of(order) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from helios.scheduler import (
     CompletionRecord,
     ExecutionTiming,
@@ -14,7 +16,6 @@ from helios.scheduler import (
     RowAllocation,
     ScheduledPlan,
     ScheduledStep,
-    UnknownHandleError,
 )
 from tests.support.device import token_of
 from tests.support.world import Flight, Observer, Stream, World
@@ -64,9 +65,9 @@ class Checker(Observer):
     def on_commit(self, flight: Flight) -> None:
         self._check_shape(flight.plan)
         for step in flight.plan.steps:
-            self._own(self.owner_of_row, step.row, step.handle)
+            self._own(self.owner_of_row, step.row, step.handle, owns_row)
             for page in self._written_pages(step):
-                self._own(self.owner_of_page, page, step.handle)
+                self._own(self.owner_of_page, page, step.handle, owns_page)
         self._check_window()
 
     def _written_pages(self, step: ScheduledStep) -> tuple[int, ...]:
@@ -74,10 +75,16 @@ class Checker(Observer):
         size = self.world.resources.page_size_tokens
         return step.pages[step.position // size :]
 
-    def _own(self, owners: dict[int, RequestHandle], item: int, handle: RequestHandle) -> None:
+    def _own(
+        self,
+        owners: dict[int, RequestHandle],
+        item: int,
+        handle: RequestHandle,
+        owns: Callable[[World, RequestHandle, int], bool],
+    ) -> None:
         owner = owners.get(item, handle)
         if owner != handle:
-            assert not owns_anything(self.world, owner), f"{item} of {owner} was given to {handle}"
+            assert not owns(self.world, owner, item), f"{item} of {owner} was given to {handle}"
             in_flight = [f for f in self.world.queue if owner in handles_of(f.plan)]
             assert not in_flight, f"{item} of {owner} is still in a submitted frame"
         owners[item] = handle
@@ -122,8 +129,10 @@ class Checker(Observer):
         assert step.prompt_tokens <= capacity
         assert step.position == stream.consumed
         end = step.position + step.prompt_tokens
-        assert end <= spec.prompt_tokens
-        assert step.output_ceiling == int(end == spec.prompt_tokens and spec.max_output_tokens > 0)
+        # After a preemption the prompt is replayed with what had been produced.
+        prompt = spec.prompt_tokens + len(stream.tokens)
+        assert end <= prompt
+        assert step.output_ceiling == int(end == prompt and spec.max_output_tokens > 0)
         for image in spec.images:
             inside = image.start < end < image.start + image.tokens
             assert not inside, "a chunk ends inside an image span"
@@ -197,9 +206,13 @@ def handles_of(plan: ScheduledPlan) -> list[RequestHandle]:
     return [step.handle for step in plan.steps]
 
 
-def owns_anything(world: World, handle: RequestHandle) -> bool:
-    """Whether a request owns a row or pages; one that waits, or waits again, owns none."""
-    try:
-        return world.scheduler.phase_of(handle) not in (Phase.RELEASED, Phase.WAITING)
-    except UnknownHandleError:
-        return False
+def owns_row(world: World, handle: RequestHandle, row: int) -> bool:
+    """Whether a request has this row; one that waits, or waits again, has none."""
+    resident = world.scheduler._state.table.resident
+    return any(request.handle == handle and request.row == row for request in resident)
+
+
+def owns_page(world: World, handle: RequestHandle, page: int) -> bool:
+    """Whether a request has this page now."""
+    resident = world.scheduler._state.table.resident
+    return any(request.handle == handle and page in request.pages for request in resident)

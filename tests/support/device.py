@@ -169,6 +169,9 @@ def execute_lane(
 ) -> CompletionRecord:
     """Run one lane, which the program gives `rows` target rows."""
     handle = step.handle
+    if kind is GraphKind.INITIALIZE:
+        # A fresh binding stands at zero, or behind the shared pages of a prefix.
+        stream.consumed = step.position
     if kind in STATE_KINDS:
         return CompletionRecord(handle)
     if kind is GraphKind.SNAPSHOT:
@@ -198,7 +201,7 @@ class Kept:
     """The state in a snapshot row: whose, and how far it had come."""
 
     name: str
-    consumed: int
+    position: int
     produced: int
 
 
@@ -211,13 +214,14 @@ class Device:
     def keep(self, step: ScheduledStep, stream: Stream) -> None:
         """Copy a row's state into its snapshot row."""
         if step.snapshot_row >= 0:
-            kept = Kept(stream.name, stream.consumed, stream.produced)
+            kept = Kept(stream.name, step.position, stream.produced)
             self.snapshots[step.snapshot_row] = kept
 
     def bring_back(self, step: ScheduledStep, stream: Stream) -> None:
         """Bind a row to the state in its snapshot row, its own or a shared prefix."""
         kept = self.snapshots[step.snapshot_row]
-        stream.consumed = kept.consumed
+        assert kept.position == step.position, "a row is bound to the state of another endpoint"
+        stream.consumed = step.position
 
     def contents(self) -> Mapping[int, Kept]:
         """What each snapshot row holds."""

@@ -17,12 +17,19 @@ def assert_usage_adds_up(world: World) -> None:
     owners = [p for p in phases if p not in (Phase.WAITING, Phase.RELEASED)]
     assert usage.resident == usage.rows_in_use == len(owners)
     assert usage.waiting == phases.count(Phase.WAITING)
-    assert (usage.pages_in_use == 0) == (not owners)
+    assert (usage.pages_in_use == usage.pages_kept) == (not owners)
 
 
 def assert_everything_is_back(world: World) -> None:
-    """Nothing runs any more and every page, row and fence is back."""
+    """Nothing runs any more and every page, row, snapshot row and fence is back.
+
+    What checkpoints keep is theirs until they are dropped.
+    """
     usage = world.scheduler.usage()
+    assert usage.pages_in_use == usage.pages_kept
+    world.scheduler.drop_checkpoints()
+    usage = world.scheduler.usage()
+    assert usage.snapshot_rows_in_use == 0
     assert (usage.pages_in_use, usage.pages_free) == (0, world.resources.page_count)
     assert (usage.rows_in_use, usage.resident, usage.waiting) == (0, 0, 0)
     assert usage.in_flight == ()

@@ -11,6 +11,7 @@ from helios.scheduler.catalog import (
     ProposalSource,
     RowAllocation,
 )
+from helios.scheduler.checkpoints import CheckpointStats
 from helios.scheduler.config import DecodeMode, PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     CompletionError,
@@ -59,6 +60,7 @@ __all__ = [
     "CalibrationReport",
     "CandidateScore",
     "Catalog",
+    "CheckpointStats",
     "CompletionError",
     "CompletionRecord",
     "DecodeMode",

@@ -273,7 +273,7 @@ class CheckpointStore:
 
     def guard(self) -> Guard | None:
         """Protect room for an anchor that comes later; None when all of it is spoken for."""
-        if self._rows_within_reach <= len(self._guards):
+        if self.rows_within_reach <= len(self._guards):
             return None
         guard = Guard()
         self._guards.append(guard)
@@ -285,8 +285,13 @@ class CheckpointStore:
             guard.held = False
             self._guards.remove(guard)
 
+    def rank_of(self, role: Role, tokens: int, demand_ns: int) -> Rank:
+        """Return the rank that the next checkpoint armed with these would have."""
+        return (demand_ns, role, tokens, self._sequence)
+
     @property
-    def _rows_within_reach(self) -> int:
+    def rows_within_reach(self) -> int:
+        """Snapshot rows that are free or could be taken from a published checkpoint."""
         return self._pool.snapshots_free + self.row_victims
 
     def can_obtain(self, rank: Rank, guard: Guard | None = None) -> bool:
@@ -296,7 +301,7 @@ class CheckpointStore:
         guarded for others.
         """
         others = len(self._guards) - (guard is not None and guard.held)
-        if self._rows_within_reach <= others:
+        if self.rows_within_reach <= others:
             return False
         if self._pool.snapshots_free:
             return True
@@ -316,10 +321,10 @@ class CheckpointStore:
 
         An unused guard does not stand in the way; the latest ones are revoked.
         """
-        if not self._rows_within_reach:
+        if not self.rows_within_reach:
             return None
         row = self._take_row()
-        while len(self._guards) > self._rows_within_reach:
+        while len(self._guards) > self.rows_within_reach:
             self._guards.pop().held = False
         return row
 
@@ -337,6 +342,11 @@ class CheckpointStore:
             victim = self._victim(for_row=False)
             assert victim is not None
             self._evict(victim)
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Evict a published checkpoint that nobody will ask for again; nothing if it is gone."""
+        if checkpoint.state is CheckpointState.PUBLISHED:
+            self._evict(checkpoint)
 
     def clear(self) -> int:
         """Evict everything that is not pinned or armed; return how many checkpoints that was."""

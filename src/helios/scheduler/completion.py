@@ -102,9 +102,10 @@ def apply_records(
         request.epoch = epoch
         if request.phase > Phase.DECODE:
             request.end_token_seen |= record.terminated
-        elif kind in STAGE_KINDS and request.phase is Phase.INITIALIZING:
+        elif kind in STAGE_KINDS:
             finish_stage(request, kind)
-            request.move(Event.STAGED if request.stages else Event.INITIALIZED, epoch)
+            if request.phase is Phase.INITIALIZING:
+                request.move(Event.STAGED if request.stages else Event.INITIALIZED, epoch)
         else:
             _advance(request, record, frame, outcome, now_ns)
     return outcome

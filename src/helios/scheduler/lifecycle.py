@@ -39,6 +39,12 @@ class Event(enum.IntEnum):
     """One of several prerequisites completed."""
     BOUNDARY = 10
     """Prerequisites come before its next prompt token: an image window ended."""
+    PREEMPT = 11
+    """Preempted, and no submitted frame holds it: its row is to be retired."""
+    REQUEUE = 12
+    """Retired after a preemption: it waits again, and its response goes on."""
+    FINISH_PREEMPTED = 13
+    """The host ended a request that had been preempted."""
 
 
 _P = Phase
@@ -59,6 +65,15 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
         (_P.DECODE, _E.FINISH): _P.TERMINAL,
         (_P.DECODE, _E.PUBLISH): _P.DECODE,
         (_P.DECODE, _E.CANCEL): _P.DRAINING,
+        (_P.INITIALIZING, _E.PREEMPT): _P.TERMINAL,
+        (_P.PREFILL, _E.PREEMPT): _P.TERMINAL,
+        (_P.DECODE, _E.PREEMPT): _P.TERMINAL,
+        (_P.TERMINAL, _E.REQUEUE): _P.WAITING,
+        (_P.WAITING, _E.FINISH_PREEMPTED): _P.RELEASED,
+        (_P.INITIALIZING, _E.FINISH_PREEMPTED): _P.TERMINAL,
+        (_P.PREFILL, _E.FINISH_PREEMPTED): _P.TERMINAL,
+        (_P.DECODE, _E.FINISH_PREEMPTED): _P.TERMINAL,
+        (_P.TERMINAL, _E.FINISH_PREEMPTED): _P.TERMINAL,
         # The stop string may be found in the very token that reached the output limit.
         (_P.TERMINAL, _E.FINISH): _P.TERMINAL,
         (_P.TERMINAL, _E.PUBLISH): _P.TERMINAL,

@@ -107,6 +107,8 @@ class ScheduledStep:
     consumes; -1 for none."""
     feature_offset: int = 0
     """Where the features of that image lie, in feature rows of the window's storage."""
+    is_retired: bool = False
+    """A SNAPSHOT lane of an ended or preempted request: its row is free once the copy is done."""
     incarnation: int = 0
     """Generation of the execution state that the lane runs on; INITIALIZE and RESTORE bind it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from helios.scheduler.paging import with_pages
 from helios.scheduler.plan import CandidateScore, ScheduledPlan
 from helios.scheduler.policy import Decision, needs_empty_queue, reason_of, score_of, steps_of
 from helios.scheduler.state import State
@@ -35,7 +36,7 @@ def plan(state: State) -> ScheduledPlan | None:
     return ScheduledPlan(
         graph_index=graph_index,
         graph=state.catalog.graphs[graph_index],
-        steps=steps_of(winner, state.catalog.graphs[graph_index].kind),
+        steps=with_pages(state, steps_of(winner, state.catalog.graphs[graph_index].kind)),
         estimated_duration_ns=costs.estimates_ns[cost_index],
         reason=reason_of(winner),
         needs_empty_queue=needs_empty,

@@ -13,6 +13,7 @@ from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cost import CostAges
 from helios.scheduler.lookahead import pair_candidates
 from helios.scheduler.plan import CandidateScore, ScheduledStep, SelectionReason
+from helios.scheduler.records import Phase
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.utility import Lane, Units, View, units_of
 
@@ -147,5 +148,6 @@ def _staged_step(lane: Lane, kind: GraphKind) -> ScheduledStep:
         snapshot_row=work.snapshot_row,
         image_index=work.image_index,
         feature_offset=work.feature_offset,
+        is_retired=kind is GraphKind.SNAPSHOT and request.phase is Phase.TERMINAL,
         incarnation=work.incarnation,
     )

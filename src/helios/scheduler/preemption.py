@@ -23,16 +23,16 @@ class Holding(NamedTuple):
 
 
 def preempted_of(holdings: Iterable[Holding]) -> int | None:
-    """Return the arrival number of the request to preempt; None when none would free a page.
+    """Return the arrival number of the request to preempt; None without requests.
 
-    Ties, and requests without a measured rate (which count as worth any), end with the one that
-    frees more pages, then the latest arrival.
+    Requests without a measured rate count as worth anything. Ties end with the one that frees more
+    pages, then the latest arrival. One that alone uses no page comes last: its departure only makes
+    the pages that it shares somebody else's own.
     """
     best: tuple[float, int, int] | None = None
     for arrival, value_rate, pages in holdings:
-        if pages:
-            rate = math.inf if value_rate is None else value_rate / pages
-            key = (rate, -pages, -arrival)
-            if best is None or key < best:
-                best = key
+        rate = math.inf if value_rate is None or not pages else value_rate / pages
+        key = (rate, -pages, -arrival)
+        if best is None or key < best:
+            best = key
     return None if best is None else -best[2]

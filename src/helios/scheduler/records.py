@@ -168,6 +168,11 @@ class Usage:
     """Requests with a row, those that drain included."""
     in_flight: tuple[Fence, ...]
     """Fences of the submitted frames, oldest first."""
+    pages_kept: int = 0
+    """Those of the pages in use that checkpoints alone keep, and growth or admission may evict."""
+    snapshot_rows_in_use: int = 0
+    preemptions: int = 0
+    """Preemptions since the start."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

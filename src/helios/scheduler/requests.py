@@ -10,12 +10,17 @@ import heapq
 from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind
+from helios.scheduler.checkpoints import Checkpoint
 from helios.scheduler.errors import UnknownHandleError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle, RequestSpec
+from helios.scheduler.retention import Keeping
+from helios.scheduler.speculation import SavedHistory
 from helios.scheduler.tenants import Account, WaitingLines
 
 NO_PAGES: tuple[int, ...] = ()
+UNLIMITED = 1 << 62
+"""The reach of a request whose pages limit nothing."""
 
 
 class ImageWindow(NamedTuple):
@@ -41,17 +46,25 @@ class Request:
         "epoch",
         "handle",
         "incarnation",
+        "is_leaving",
+        "keeping",
         "last_used",
+        "leaving_since_ns",
         "max_output",
         "needs_feedback",
         "output_count",
         "pages",
         "phase",
+        "preemptions",
         "prompt_done",
         "prompt_tokens",
         "queued",
         "queued_tokens",
+        "reach",
+        "resumed_tokens",
+        "retired_state",
         "row",
+        "saved",
         "served_ns",
         "snapshot_row",
         "spec",
@@ -59,6 +72,7 @@ class Request:
         "stops",
         "tenant",
         "terminal_since_ns",
+        "transfer_row",
         "visible_ns",
         "weight",
         "window",
@@ -116,6 +130,26 @@ class Request:
         self.visible_ns = 0
         """Time of the last visible output, or of entering decode."""
         self.terminal_since_ns = 0
+        self._own_nothing()
+
+    def _own_nothing(self) -> None:
+        """Set what concerns checkpoints, growth and preemption before anything has happened."""
+        self.transfer_row = -1
+        """A checkpoint's row that its next RESTORE reads or SNAPSHOT writes; -1: its own row."""
+        self.keeping: Keeping | None = None
+        """Its part in checkpoints; None while it has none."""
+        self.resumed_tokens = 0
+        """Prompt tokens that it had from a checkpoint when it was seated."""
+        self.reach = UNLIMITED
+        """Tokens that its next lane may write with the pages at hand."""
+        self.is_leaving = False
+        """Preemption was decided: it is selected no more until it is seated again."""
+        self.leaving_since_ns = 0
+        self.preemptions = 0
+        self.retired_state: Checkpoint | None = None
+        """Its state at the last preemption, while that was worth keeping."""
+        self.saved: SavedHistory | None = None
+        """Its acceptance estimates while it has no row."""
 
     def move(self, event: Event, epoch: int) -> None:
         """Apply one lifecycle event. Raises PhaseError and changes nothing when it is illegal."""
@@ -141,9 +175,9 @@ class Request:
 
         The last output token is pending: produced, but not yet fed to the model.
         """
-        if self.output_count == 0:
+        if self.output_count == 0 or self.prompt_done < self.prompt_tokens:
             return self.prompt_done
-        return self.prompt_tokens + self.output_count - 1 + queued
+        return self.spec.prompt_tokens + self.output_count - 1 + queued
 
 
 class RequestTable:

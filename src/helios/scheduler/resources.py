@@ -151,6 +151,11 @@ class ResourcePool:
                 else:
                     heapq.heappush(free, page)
 
+    def idle_pages(self, pages: Pages) -> int:
+        """Return how many of these pages no resident uses."""
+        live = self._live
+        return sum(not live[page] for page in pages)
+
     def sole_pages(self, pages: Pages) -> int:
         """Return how many of a resident's pages no other resident uses."""
         live = self._live

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from helios.scheduler.checkpoints import Key, Role
+from helios.scheduler.checkpoints import Checkpoint, Guard, Key, Role
 from helios.scheduler.records import Endpoint
 
 MeasuredShape = tuple[int, float]
@@ -25,6 +25,28 @@ class Cut(NamedTuple):
     role: Role
     cost_ms: float
     """Estimated split and copy, paid from the allowance; zero for the anchor."""
+
+
+class Keeping:
+    """What one request has to do with checkpoints; only requests with endpoints have one."""
+
+    __slots__ = ("armed", "credit_ms", "cuts", "demand_ns", "guard", "overran", "source")
+
+    def __init__(self) -> None:
+        self.cuts: tuple[Cut, ...] = ()
+        """Those still to come, in prompt order."""
+        self.armed: Checkpoint | None = None
+        """Its destination is reserved; the request's next state copy fills it."""
+        self.source: Checkpoint | None = None
+        """What it resumes from, pinned until the state has been copied out."""
+        self.guard: Guard | None = None
+        """Room for its anchor."""
+        self.demand_ns = 0
+        """When it was seated: the demand that its captures are made for."""
+        self.credit_ms = 0.0
+        """Allowance for a terminal capture, earned by its completed decode."""
+        self.overran = False
+        """The device went on beyond the last committed token, so its state is that of no prefix."""
 
 
 class PrefillWork:
@@ -69,11 +91,13 @@ def choose_cuts(
     work: PrefillWork,
     copy_ms: float,
     fraction: float,
+    is_free: bool = False,
 ) -> tuple[Cut, ...]:
     """Return the cuts of a prompt that is resumed at `resumed_tokens`, in prompt order.
 
     `copy_ms` is the snapshot's estimated duration, zero or less when its cost is unknown or has
-    expired. Then, or without a measured prefill, the anchor remains alone.
+    expired. Then, or without a measured prefill, the anchor remains alone. `is_free` says that
+    keeping needs neither split nor copy, because the pages are the whole state.
     """
     eligible = {
         endpoint.tokens: endpoint
@@ -86,10 +110,12 @@ def choose_cuts(
     if anchor is None:
         return ()
     cuts = [Cut(anchor.tokens, anchor.key, Role.ANCHOR, 0.0)]
-    if work.is_known and copy_ms > 0.0:
-        extras = [(endpoint, Role.EARLIER) for endpoint in reversed(messages[:-1])]
-        if end is not None and end is not anchor:
-            extras.append((end, Role.PROMPT_END))
+    extras = [(endpoint, Role.EARLIER) for endpoint in reversed(messages[:-1])]
+    if end is not None and end is not anchor:
+        extras.append((end, Role.PROMPT_END))
+    if is_free:
+        cuts += [Cut(endpoint.tokens, endpoint.key, role, 0.0) for endpoint, role in extras]
+    elif work.is_known and copy_ms > 0.0:
         allowance_ms = fraction * work.of(prompt_tokens - resumed_tokens)
         bounds = (resumed_tokens, prompt_tokens)
         _add_extras(cuts, extras, bounds, work, copy_ms=copy_ms, allowance_ms=allowance_ms)

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from helios.scheduler import planning, seating, settlement, submission
+from helios.scheduler.capture import note_demand, offer_terminal, terminal_tokens
 from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
+from helios.scheduler.checkpoints import CheckpointStats
+from helios.scheduler.checks import check_type
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     FenceError,
@@ -19,6 +22,7 @@ from helios.scheduler.errors import (
     QueueFullError,
     TimeError,
 )
+from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.plan import CandidateScore, ScheduledPlan, SelectionReason
 from helios.scheduler.records import (
     CompletionRecord,
@@ -127,6 +131,7 @@ class Scheduler:
             raise QueueFullError(f"{limit} requests are waiting already")
         state.version += 1
         request = state.table.add(spec, state.version)
+        note_demand(state, spec.endpoints)
         seating.seat_waiting(state)
         return request.handle
 
@@ -135,9 +140,45 @@ class Scheduler:
     def finish(self, handle: RequestHandle) -> None:
         """End a decoding request that met a stop string; it now waits for its retirement.
 
-        Tokens of frames still in flight are dropped. Raises UnknownHandleError or PhaseError.
+        Tokens of frames still in flight are dropped. A preempted request may be ended wherever it
+        stands, at once while it waits. Raises UnknownHandleError or PhaseError.
         """
         seating.finish(self._state, handle)
+
+    def terminal_endpoint(self, handle: RequestHandle) -> int:
+        """Return the tokens in the state of an ended request: what `offer_terminal`'s key covers.
+
+        That is its prompt and its committed output but the last token, which was never fed to the
+        model. Raises UnknownHandleError, or PhaseError for a request that has not ended.
+        """
+        request = self._state.table.live(handle)
+        next_phase(request.phase, Event.RETIRED)
+        return terminal_tokens(request)
+
+    def offer_terminal(self, handle: RequestHandle, key: bytes) -> bool:
+        """Offer the key of an ended request's state, so that a continuation can resume from it.
+
+        Call it when a completion has returned the request's last token, or right after `finish`,
+        and before the next plan. Returns whether the state will be kept: it is when no lane of the
+        request is in flight, the request has endpoints, its completed decode has earned the copy,
+        and a destination is within reach (docs/design/scheduling-runtime.md 5.8). Raises
+        UnknownHandleError, PhaseError for a request that has not ended, and InvalidRequestError for
+        an empty key.
+        """
+        check_type(InvalidRequestError, "key", key, bytes, "bytes")
+        if not key:
+            raise InvalidRequestError("key must not be empty")
+        request = self._state.table.live(handle)
+        next_phase(request.phase, Event.RETIRED)
+        return offer_terminal(self._state, request, key)
+
+    def drop_checkpoints(self) -> int:
+        """Evict every checkpoint that nothing is using; return how many that was."""
+        state = self._state
+        state.version += 1
+        count = state.store.clear()
+        seating.seat_waiting(state)
+        return count
 
     def cancel(self, handle: RequestHandle) -> None:
         """Drop a request: a waiting one at once, a resident one after its last submitted frame.
@@ -288,6 +329,21 @@ class Scheduler:
         """Return how far acceptance estimates and forecasts were from what was accepted."""
         return self._state.history.report()
 
+    def checkpoint_stats(self) -> CheckpointStats:
+        """Return what the checkpoint store owns and what it has done."""
+        return self._state.store.stats()
+
+    def preempted(self) -> tuple[RequestHandle, ...]:
+        """Return the requests whose preemption was decided and that are not resident again.
+
+        In admission order. Their responses go on: the host keeps their tokens, which it supplies
+        again as prompt tokens when prompt lanes cover positions behind the prompt.
+        """
+        table = self._state.table
+        away = [request for request in table.resident if request.is_leaving]
+        away += [request for request in table.waiting if request.preemptions]
+        return tuple(r.handle for r in sorted(away, key=lambda request: request.arrival))
+
     def usage(self) -> Usage:
         """Return what is owned and what waits."""
         pool, table = self._state.pool, self._state.table
@@ -298,6 +354,9 @@ class Scheduler:
             waiting=len(table.waiting),
             resident=len(table.resident),
             in_flight=tuple(frame.fence for frame in self._state.window.frames),
+            pages_kept=pool.reclaimable,
+            snapshot_rows_in_use=pool.config.snapshot_rows - pool.snapshots_free,
+            preemptions=self._state.preemptions,
         )
 
     def executions(self) -> dict[SelectionReason, ExecutionCount]:

@@ -2,48 +2,117 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from helios.scheduler.capture import (
+    begin,
+    forget_retired,
+    give_back,
+    note_demand,
+    publish_armed,
+    resume_point,
+    source_of,
+)
 from helios.scheduler.catalog import ProposalSource
+from helios.scheduler.checkpoints import Checkpoint
 from helios.scheduler.errors import InvalidRequestError, PhaseError
 from helios.scheduler.lifecycle import Event, next_phase
+from helios.scheduler.paging import fits, leave_row, pages_to_seat, redraw, requeue
 from helios.scheduler.records import Phase, RequestHandle
 from helios.scheduler.requests import NO_PAGES, Request
 from helios.scheduler.stages import begin_stages, needs_private_row
 from helios.scheduler.state import State
 
 
+class Seat(NamedTuple):
+    """What a waiting request would be seated with."""
+
+    source: Checkpoint | None
+    """The state that it resumes from."""
+    page_count: int
+    """Pages that it would own, those shared with its source included."""
+
+
 def seat_waiting(state: State) -> None:
     """Make requests resident, tenant by tenant in turn, while a first one in line fits."""
-    waiting, pool = state.table.waiting, state.pool
+    redraw(state)
+    waiting = state.table.waiting
 
-    def fits(request: Request) -> bool:
-        return _can_seat(state, request)
+    def fits_now(request: Request) -> bool:
+        return seat_of(state, request) is not None
 
-    while waiting and pool.rows_free and (request := waiting.take(fits)) is not None:
-        request.row, request.pages = pool.reserve(pool.pages_of(request.spec))
+    while waiting and state.pool.rows_free and (request := waiting.take(fits_now)) is not None:
+        seat = seat_of(state, request)
+        assert seat is not None
+        _take_seat(state, request, seat)
+        redraw(state)
+
+
+def seat_of(state: State, request: Request) -> Seat | None:
+    """Return what a waiting request is seated with now; None when it does not fit."""
+    pool, source = state.pool, source_of(state, request)
+    needs_row = needs_private_row(request.spec, pool.config)
+    if needs_row:
+        within_reach = state.store.rows_within_reach
+        if within_reach == 0:
+            return None
+        if source is not None and source.snapshot_row >= 0 and not source.pins:
+            # Its source may hold the only row that its windows could have; they come first.
+            source = source if within_reach > 1 else None
+    resumed = 0 if source is None else resume_point(state, request, source)
+    seat = Seat(source, pages_to_seat(state, request, resumed))
+    return seat if fits(state, seat.source, seat.page_count, resumed) else None
+
+
+def _take_seat(state: State, request: Request, seat: Seat) -> None:
+    pool, store, source = state.pool, state.store, seat.source
+    begin(state, request, source)
+    shared = NO_PAGES
+    if source is not None:
+        shared = source.pages[: request.resumed_tokens // pool.config.page_size_tokens]
+    pool.use(shared)
+    new_pages = seat.page_count - len(shared)
+    store.make_room(new_pages)
+    request.row, pages = pool.reserve(new_pages)
+    request.pages = shared + pages if shared else pages
+    if request.saved is None:
         state.history.reset(request.row)
-        if needs_private_row(request.spec, pool.config):
-            request.snapshot_row = pool.take_snapshot()
-        request.move(Event.SEAT, state.version)
-        begin_stages(request, pool.config.feature_rows)
-        request.served_ns = state.now_ns
-        state.table.resident.append(request)
-
-
-def _can_seat(state: State, request: Request) -> bool:
-    pool, spec = state.pool, request.spec
-    if not pool.can_reserve(pool.pages_of(spec)):
-        return False
-    return pool.snapshots_free > 0 or not needs_private_row(spec, pool.config)
+    else:
+        state.history.put(request.row, request.saved)
+        request.saved = None
+    if needs_private_row(request.spec, pool.config):
+        row = store.obtain_mandatory()
+        assert row is not None
+        request.snapshot_row = row
+    request.move(Event.SEAT, state.version)
+    is_restored = source is not None and source.snapshot_row >= 0
+    begin_stages(request, pool.config.feature_rows, is_restored=is_restored)
+    note_demand(state, request.spec.endpoints)
+    request.served_ns = state.now_ns
+    state.table.resident.append(request)
 
 
 def finish(state: State, handle: RequestHandle) -> None:
-    """End a decoding request that met a stop string; see `Scheduler.finish`."""
+    """End a request that met a stop string; see `Scheduler.finish`."""
     request = state.table.live(handle)
-    if next_phase(request.phase, Event.FINISH) is request.phase:
+    # A preempted request has produced output, whatever it waits for or replays now.
+    event = Event.FINISH_PREEMPTED if request.preemptions else Event.FINISH
+    if next_phase(request.phase, event) is request.phase and not request.is_leaving:
         return
     state.version += 1
-    request.move(Event.FINISH, state.version)
-    request.terminal_since_ns = state.now_ns
+    if request.phase is Phase.WAITING:
+        _leave_line(state, request, event)
+        seat_waiting(state)
+        return
+    if request.phase is not Phase.TERMINAL:
+        request.terminal_since_ns = state.now_ns
+    request.move(event, state.version)
+    request.is_leaving = False
+    request.stages = ()
+    if request.keeping is not None:
+        # What its submitted lanes still produce is dropped, but their state is in its row.
+        request.keeping.overran = request.queued > 0
+    redraw(state)
 
 
 def supply_copies(state: State, handle: RequestHandle, count: int) -> None:
@@ -72,10 +141,9 @@ def cancel(state: State, handle: RequestHandle) -> None:
         return
     state.version += 1
     if request.phase is Phase.WAITING:
-        state.table.waiting.remove(request)
-        request.move(Event.CANCEL, state.version)
-        state.table.free_slot(request)
+        _leave_line(state, request, Event.CANCEL)
     else:
+        request.is_leaving = False
         request.move(Event.CANCEL, state.version)
         release_drained(state, request)
     seat_waiting(state)
@@ -87,13 +155,28 @@ def release_drained(state: State, request: Request) -> None:
         release(state, request, Event.DRAINED)
 
 
+def _leave_line(state: State, request: Request, event: Event) -> None:
+    """Drop a request that waits, for the first time or after a preemption."""
+    state.table.waiting.remove(request)
+    request.move(event, state.version)
+    forget_retired(state, request)
+    state.table.free_slot(request)
+
+
 def release(state: State, request: Request, event: Event) -> None:
     """Give back the row and pages of a request and let its slot be issued again."""
     request.move(event, state.version)
-    state.pool.release(request.row, request.pages)
-    request.pages = NO_PAGES
-    if request.snapshot_row >= 0:
-        state.pool.free_snapshot(request.snapshot_row)
-        request.snapshot_row = -1
-    state.table.resident.remove(request)
+    if request.keeping is not None:
+        give_back(state, request)
+        forget_retired(state, request)
+    leave_row(state, request)
     state.table.free_slot(request)
+
+
+def retire(state: State, request: Request) -> None:
+    """Settle a completed retirement: the request is over, or waits again after a preemption."""
+    if request.is_leaving:
+        requeue(state, request)
+        return
+    publish_armed(state, request)
+    release(state, request, Event.RETIRED)

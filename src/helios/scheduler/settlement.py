@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from helios.scheduler.accounting import last_interval, settle
+from helios.scheduler.capture import after_progress, earn, finish_copy
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.completion import Outcome, apply_records, check_records, check_timing
 from helios.scheduler.cost import cost_sample_ns, device_interval_ns
 from helios.scheduler.errors import FenceError
 from helios.scheduler.lifecycle import Event, next_phase
+from helios.scheduler.paging import begin_retirement
+from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import (
     CompletionRecord,
     ExecutionCount,
@@ -18,6 +21,7 @@ from helios.scheduler.records import (
     Phase,
     RequestHandle,
 )
+from helios.scheduler.requests import Request
 from helios.scheduler.rounds_completion import (
     NO_SIDECARS,
     Sidecars,
@@ -26,9 +30,9 @@ from helios.scheduler.rounds_completion import (
     check_variant,
     learn_round,
 )
-from helios.scheduler.seating import release, release_drained, seat_waiting
+from helios.scheduler.seating import release_drained, retire, seat_waiting
 from helios.scheduler.stages import begin_boundary, is_at_boundary
-from helios.scheduler.state import State
+from helios.scheduler.state import GENERATING_KINDS, State
 from helios.scheduler.units import Fence, ms_of
 from helios.scheduler.window import Frame
 
@@ -71,16 +75,33 @@ def complete(
     outcome = apply_records(frame, records, epoch=state.version, now_ns=state.now_ns)
     learn_round(state.history, frame, records, outcome.served, sidecars)
     _account(state, frame, timing, outcome)
-    for request in frame.requests:
-        if request.phase is Phase.DRAINING:
-            release_drained(state, request)
-        elif frame.plan.graph.kind is GraphKind.TERMINAL:
-            release(state, request, Event.RETIRED)
-        elif request.window is not None and is_at_boundary(request):
-            begin_boundary(request, state.pool.config.feature_rows)
-            request.move(Event.BOUNDARY, state.version)
+    for step, request in zip(frame.plan.steps, frame.requests, strict=True):
+        _settle_ownership(state, frame.plan.graph.kind, step, request)
     seat_waiting(state)
     return outcome.tokens
+
+
+def _settle_ownership(state: State, kind: GraphKind, step: ScheduledStep, request: Request) -> None:
+    """Let a request of a completed frame go, or begin what its progress calls for."""
+    if request.phase is Phase.DRAINING:
+        release_drained(state, request)
+        return
+    if kind is GraphKind.TERMINAL or step.is_retired:
+        retire(state, request)
+        return
+    if request.transfer_row >= 0 and kind in (GraphKind.RESTORE, GraphKind.SNAPSHOT):
+        finish_copy(state, request, kind)
+    if request.keeping is not None:
+        after_progress(state, request)
+    if request.is_leaving:
+        if request.phase is Phase.TERMINAL:
+            # Its response ended in a frame that was already submitted: there is nothing to resume.
+            request.is_leaving = False
+        elif request.queued == 0:
+            begin_retirement(state, request)
+    elif request.window is not None and not request.stages and is_at_boundary(request):
+        begin_boundary(request, state.pool.config.feature_rows)
+        request.move(Event.BOUNDARY, state.version)
 
 
 def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outcome) -> None:
@@ -91,6 +112,10 @@ def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outco
     adaptation_ms = state.policy.adaptation_ms
     if interval_ms > 0.0:
         settle(frame.shares, outcome.served, interval_ms, adaptation_ms, frame.pools)
+    if state.keeps_rows and frame.plan.graph.kind in GENERATING_KINDS:
+        steps = zip(frame.plan.steps, frame.requests, strict=True)
+        served = outcome.prices_before
+        earn(state, [r for step, r in steps if not step.prompt_tokens and r in served], interval_ms)
     _count_service(state, outcome)
     state.interval = last_interval(
         frame.fence, frame.shares, outcome.prices_before, interval_ms, adaptation_ms
@@ -125,6 +150,7 @@ def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:
         request.queued_tokens -= step.output_ceiling
         if request.phase is not Phase.DRAINING:
             dropped.append(request.handle)
+            request.is_leaving = False
             request.move(Event.CANCEL, state.version)
         release_drained(state, request)
     state.interval = None

@@ -163,6 +163,7 @@ def extent_of(request: Request, capacity: int) -> int:
     Zero only where the next thing is an image longer than the capacity.
     """
     window = request.window
+    capacity = min(capacity, request.reach)
     if window is None and not request.stops:
         return min(capacity, request.remaining_prompt)
     images, end = request.spec.images, request.prompt_tokens
@@ -181,7 +182,7 @@ def work_of(request: Request, kind: GraphKind, prompt_tokens: int = 0) -> StageW
     if kind in BINDING_KINDS:
         incarnation += 1
     if kind in (GraphKind.RESTORE, GraphKind.SNAPSHOT):
-        row = request.snapshot_row
+        row = request.transfer_row if request.transfer_row >= 0 else request.snapshot_row
     elif request.window is not None:
         if kind is GraphKind.VISION:
             image = request.window.image

@@ -60,6 +60,9 @@ class Standing:
         self.terminals: list[Request] = []
         for request in resident:
             phase = request.phase
+            if (request.reach == 0 or request.is_leaving) and phase is not Phase.TERMINAL:
+                # It cannot grow, or is about to go: it takes no part until that has changed.
+                continue
             if phase is Phase.DECODE:
                 if request.output_count + request.queued_tokens < request.max_output:
                     self.decoders.append(request)

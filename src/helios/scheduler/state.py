@@ -7,7 +7,8 @@ them. Only `seating`, `submission` and `settlement` change it.
 from __future__ import annotations
 
 from helios.scheduler.accounting import LastInterval
-from helios.scheduler.catalog import Catalog
+from helios.scheduler.catalog import Catalog, GraphKind
+from helios.scheduler.checkpoints import CheckpointStore
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.cost import CostAges, CostTable
 from helios.scheduler.plan import SelectionReason
@@ -21,6 +22,9 @@ from helios.scheduler.units import Fence
 from helios.scheduler.utility import Shapes
 from helios.scheduler.window import Window
 
+PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)
+GENERATING_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
+
 
 class State:
     """The whole state of one scheduler; `version` rises with every change."""
@@ -31,17 +35,23 @@ class State:
         "costs",
         "decision",
         "executions",
+        "growth_pages",
         "history",
         "interval",
+        "keeps_rows",
         "last_fence",
+        "longest_chunk",
         "memo",
         "now_ns",
         "policy",
         "pool",
+        "preemptions",
         "shapes",
         "speculation",
+        "store",
         "table",
         "version",
+        "widest_lane",
         "window",
     )
 
@@ -56,6 +66,28 @@ class State:
         self.catalog = catalog
         self.shapes = Shapes(catalog)
         self.pool = ResourcePool(resources)
+        self.store = CheckpointStore(self.pool)
+        kinds = [graph.kind for graph in catalog.graphs]
+        self.keeps_rows = (
+            resources.snapshot_rows > 0
+            and not resources.page_prefixes
+            and GraphKind.SNAPSHOT in kinds
+            and GraphKind.RESTORE in kinds
+        )
+        """Complete states can be copied to snapshot rows and back."""
+        self.longest_chunk = max(
+            graph.prefill_capacity or graph.token_capacity
+            for graph in catalog.graphs
+            if graph.kind in PROMPT_KINDS
+        )
+        """Most prompt tokens that one frame consumes."""
+        self.widest_lane = max(
+            graph.token_capacity for graph in catalog.graphs if graph.kind in GENERATING_KINDS
+        )
+        """Most target rows of one lane."""
+        self.growth_pages = 0
+        """Pages that residents need for their next step; newcomers leave them alone."""
+        self.preemptions = 0
         self.policy = policy
         self.speculation = speculation
         self.costs = CostTable(catalog, ttl_ns=policy.estimate_ttl_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import FenceError, StalePlanError
+from helios.scheduler.paging import check_pages, redraw, take_pages
 from helios.scheduler.plan import ScheduledPlan, ScheduledStep
 from helios.scheduler.requests import Request
 from helios.scheduler.state import State
@@ -17,6 +18,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
         raise FenceError(f"fence {fence} is not above {state.last_fence}")
     requests = [_checked_lane(state, plan, step) for step in plan.steps]
     extendable = _check_submittable(state, plan)
+    check_pages(state, plan, requests)
     queued = bool(state.window.frames)
     start_ns = state.window.start_ns(state.now_ns)
     standing = state.standing()
@@ -25,6 +27,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     shares = standing.shares(prompts_are_a_class=is_class)
     pools = standing.pools(prompts_are_a_class=is_class) if standing.tenancies else ()
     standing.settle_arrivals(state.policy.arrival_shares)
+    take_pages(state, plan, requests)
     state.version += 1
     state.last_fence = fence
     state.commits += 1
@@ -46,14 +49,15 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
             pools=pools,
         )
     )
+    redraw(state)
 
 
 def _checked_lane(state: State, plan: ScheduledPlan, step: ScheduledStep) -> Request:
     request = state.table.find(step.handle)
     if request.epoch > plan.epoch:
         raise StalePlanError(f"{step.handle} changed since the plan was made")
-    if request.pages is not step.pages or request.row != step.row:
-        raise StalePlanError(f"{step.handle} does not own what the plan gives it")
+    if request.row != step.row:
+        raise StalePlanError(f"{step.handle} does not own the row that the plan gives it")
     return request
 
 

@@ -1,0 +1,277 @@
+"""Page growth and preemption end to end (runtime section 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helios.scheduler import (
+    Endpoint,
+    Fence,
+    GraphKind,
+    InvalidRequestError,
+    Phase,
+    RequestSpec,
+    StalePlanError,
+)
+from helios.scheduler.requests import Request
+from tests.support.catalogs import modelled
+from tests.support.checkers import Checker
+from tests.support.snapshot import freeze
+from tests.support.usage import assert_everything_is_back, assert_usage_adds_up
+from tests.support.world import World
+
+MODEL = modelled(
+    {
+        "initialize-b1": 0.25,
+        "initialize-b4": 0.3,
+        "prefill-c8": 4.0,
+        "prefill-c32": 9.0,
+        "decode-b1": 3.0,
+        "decode-b4": 3.5,
+        "terminal-b1": 0.25,
+        "terminal-b4": 0.3,
+        "restore-b1": 0.25,
+        "snapshot-b1": 0.25,
+    }
+)
+
+
+def growing(*, pages: int, rows: int = 4, page_size: int = 8, **more: Any) -> World:
+    """A world of growing requests whose programs all have stale costs."""
+    world = World(
+        MODEL,
+        rows=rows,
+        pages=pages,
+        page_size=page_size,
+        seeded=tuple(MODEL.duration_ns),
+        more={"page_growth": True, **more},
+    )
+    Checker.watch(world)
+    return world
+
+
+def run_and_check(world: World, limit: int = 2_000) -> None:
+    for _ in range(limit):
+        if not world.step():
+            break
+        assert_usage_adds_up(world)
+    assert_everything_is_back(world)
+
+
+def test_a_request_is_seated_with_its_first_chunk_and_grows_by_frames() -> None:
+    """Pages follow position, ceiling and draft extent of each committed frame (6.1, 6.2)."""
+    world = growing(pages=64, draft_extent_tokens=3)
+    world.admit("a", 70, 40)
+    assert world.scheduler.usage().pages_in_use == -(-(32 + 3) // 8)
+    held = 5
+    while not world.step() or world.streams["a"].tokens == []:
+        pass
+    while len(world.streams["a"].tokens) < 40:
+        plan = world.plan()
+        if plan is not None:
+            step = plan.steps[0]
+            reach = step.position + max(step.prompt_tokens, step.output_ceiling) + 3
+            assert len(step.pages) == max(held, -(-reach // 8))
+            before = freeze(world.scheduler)
+            assert world.plan() == plan
+            assert freeze(world.scheduler) == before, "plan takes nothing"
+            world.commit(plan)
+            held = len(step.pages)
+        else:
+            world.finish_frame()
+    run_and_check(world)
+    assert world.scheduler.usage().preemptions == 0
+
+
+def test_more_requests_run_than_whole_reservation_admits() -> None:
+    """Twelve pages hold one whole request of ten pages, and three growing ones that end early."""
+    world = growing(pages=12)
+    for name in "abc":
+        world.admit(name, 16, 60, ends_at=8)
+    assert world.scheduler.usage().resident == 3
+    run_and_check(world)
+    assert world.scheduler.usage().preemptions == 0
+
+
+def test_what_cannot_grow_is_preempted_and_goes_on_where_it_stopped() -> None:
+    """Every token of every response comes once, in order, whatever was replayed (6.5 to 6.7)."""
+    world = growing(pages=12)
+    handles = {name: world.admit(name, 16, 60) for name in "abc"}
+    away: list[str] = []
+    while world.step():
+        assert_usage_adds_up(world)
+        for name, handle in handles.items():
+            if handle in world.scheduler.preempted() and name not in away:
+                away.append(name)
+    assert away
+    assert world.scheduler.usage().preemptions >= 2
+    for name in "abc":
+        indices = [token.output_index for token in world.streams[name].tokens]
+        assert indices == list(range(60))
+    assert_everything_is_back(world)
+
+
+def test_a_preempted_request_keeps_handle_prices_and_counters() -> None:
+    """It waits at the head of the line, and nothing about it has been forgotten (6.7)."""
+    world = growing(pages=12)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    while not (waiting := [r for r in world.scheduler._state.table.waiting if r.preemptions]):
+        world.step()
+    request = waiting[0]
+    later = world.admit("later", 8, 4)
+    assert world.scheduler.phase_of(later) is Phase.WAITING
+    assert next(iter(world.scheduler._state.table.waiting)) is request
+    produced, price = request.output_count, request.account.token_price
+    delivery = request.delivery_price
+    assert produced > 0
+    assert request.prompt_tokens == 16 + produced
+    assert price is not None
+    assert delivery is not None
+    while request.phase is Phase.WAITING:
+        assert request.output_count == produced
+        assert request.delivery_price == delivery
+        world.step()
+    assert request.account.token_price == price, "no newcomer's price"
+    assert world.by_handle[request.handle].spec is request.spec
+    run_and_check(world)
+
+
+def test_the_retirement_age_starts_when_preemption_was_decided() -> None:
+    """A request in flight is retired after its frames; its age counts from the decision (6.6)."""
+    world = growing(pages=12)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    decided = {}
+    retired = 0
+    while world.step():
+        for request in world.scheduler._state.table.resident:
+            if request.is_leaving:
+                decided.setdefault((request.arrival, request.preemptions), world.now_ns)
+                if request.phase is Phase.TERMINAL:
+                    assert request.terminal_since_ns == request.leaving_since_ns <= world.now_ns
+                    retired += 1
+    assert retired
+
+
+def test_the_response_of_a_preempted_request_is_not_completed() -> None:
+    """No token says that it is the last before the output limit is reached."""
+    world = growing(pages=12)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    run_and_check(world)
+    for name in "abc":
+        assert [token.is_last for token in world.streams[name].tokens] == [False] * 59 + [True]
+
+
+def test_one_that_cannot_grow_does_not_stop_the_others() -> None:
+    """Field report 5: a failed allocation ends no selection; whoever fits runs (6.3)."""
+    world = growing(pages=6, rows=3)
+    world.admit("small", 8, 8)
+    world.admit("large", 24, 24)
+    while not world.streams["small"].tokens:
+        assert world.step()
+    run_and_check(world)
+
+
+def test_what_could_never_fit_is_refused_with_both_numbers() -> None:
+    """Growth admits what fits alone, and nothing else (1.3)."""
+    world = growing(pages=6)
+    before = freeze(world.scheduler)
+    with pytest.raises(InvalidRequestError, match="7 pages and 6 exist"):
+        world.scheduler.admit(RequestSpec(prompt_tokens=16, max_output_tokens=33))
+    assert freeze(world.scheduler) == before
+    world.admit("whole", 16, 32)
+    run_and_check(world)
+    assert len(world.streams["whole"].tokens) == 32
+
+
+def test_a_plan_whose_pages_went_elsewhere_is_stale() -> None:
+    """Commit re-checks: the pages that the plan names must still be the lowest free ones (6.2)."""
+    world = growing(pages=32)
+    world.admit("a", 64, 8)
+    world.step()
+    plan = None
+    while plan is None or len(plan.steps[0].pages) == len(
+        world.scheduler._state.table.resident[0].pages
+    ):
+        if plan is not None:
+            world.commit(plan)
+            world.finish_frame()
+        plan = world.plan()
+    world.admit("b", 8, 4)
+    before = freeze(world.scheduler)
+    with pytest.raises(StalePlanError, match="no longer free"):
+        world.scheduler.commit(plan, Fence(1_000))
+    assert freeze(world.scheduler) == before
+    run_and_check(world)
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+def test_a_preempted_request_may_end_wherever_it_stands(how: str) -> None:
+    """While it is retired, while it waits, while it is set up again and replayed (6.9)."""
+    world = growing(pages=12)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    seen: dict[Phase, int] = {}
+    while world.step():
+        chosen = [r for r in away_or_back(world) if seen.get(r.phase, 0) < 3]
+        if chosen:
+            phase = chosen[0].phase
+            seen[phase] = seen.get(phase, 0) + 1
+            fork = world.fork()
+            getattr(fork, how)(fork.by_handle[chosen[0].handle].name)
+            assert chosen[0].handle not in fork.scheduler.preempted()
+            run_and_check(fork)
+    assert sorted(seen) == [
+        Phase.WAITING,
+        Phase.INITIALIZING,
+        Phase.PREFILL,
+        Phase.DECODE,
+        Phase.TERMINAL,
+    ]
+
+
+def away_or_back(world: World) -> list[Request]:
+    """The requests that were preempted, or are about to be, and have not ended."""
+    requests = [world.scheduler._state.table.find(handle) for handle in world.by_handle]
+    return [
+        request
+        for request in requests
+        if (request.preemptions or request.is_leaving)
+        and request.phase <= Phase.TERMINAL
+        and request.output_count < request.max_output
+    ]
+
+
+def test_shared_prefixes_make_room_before_anyone_is_preempted() -> None:
+    """Victims of the cache go first; only when none is left is a request preempted (6.4, 6.5)."""
+    world = growing(pages=12, page_prefixes=True)
+    world.admit("first", 33, 1, endpoints=(Endpoint(32, b"x"),))
+    world.run_until_idle()
+    assert world.scheduler.checkpoint_stats().published == 1
+    assert world.scheduler.usage().pages_kept == 4
+    for name in "ab":
+        world.admit(name, 16, 30)
+    preempted_after = None
+    while world.step():
+        stats, usage = world.scheduler.checkpoint_stats(), world.scheduler.usage()
+        if usage.preemptions and preempted_after is None:
+            preempted_after = stats.published
+    assert world.scheduler.checkpoint_stats().evictions >= 1
+    assert preempted_after in (None, 0)
+    assert_everything_is_back(world)
+
+
+def test_without_growth_nothing_of_it_happens() -> None:
+    """Whole reservation as in decision 0002."""
+    world = World(MODEL, rows=4, pages=12, page_size=8, seeded=tuple(MODEL.duration_ns))
+    Checker.watch(world)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    assert world.scheduler.usage().pages_in_use == 10
+    run_and_check(world)
+    assert world.scheduler.usage().preemptions == 0
+    assert all(flight.plan.graph.kind is not GraphKind.SNAPSHOT for flight in world.log)
