@@ -8,17 +8,55 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from helios.scheduler.refresh import Dispatches, last_attention_ns, stale_alternative
+from helios.scheduler import Catalog, GraphDescriptor, GraphKind
+from helios.scheduler.cost import CostTable
+from helios.scheduler.refresh import Dispatches, stale_alternative, stale_attention_ns
 from tests.scheduler.oracles import exploration
+from tests.support.catalogs import descriptor
 
 NOW_NS, TTL_NS = 100, 30
 
 
 class Entry(NamedTuple):
     name: str
-    cost_index: int
+    graph_index: int
     determinate: bool
     value: int
+
+
+CATALOG = Catalog.of(
+    [GraphDescriptor(kind=GraphKind.DECODE, batch_capacity=rows) for rows in range(1, 6)]
+    + [
+        GraphDescriptor(kind=kind, batch_capacity=1)
+        for kind in (GraphKind.INITIALIZE, GraphKind.PREFILL, GraphKind.TERMINAL)
+    ]
+)
+
+
+def attention_ns(
+    winner_index: int,
+    observed: list[int | None],
+    dispatched: list[int | None],
+    *,
+    first_ns: int = 0,
+) -> dict[int, int]:
+    costs = CostTable(CATALOG, ttl_ns=TTL_NS)
+    dispatches = Dispatches(len(costs.estimates_ns))
+    costs.seed({CATALOG.graphs[index].name: 5 for index in range(len(observed))})
+    dispatches.record(7, first_ns)
+    for index, at in enumerate(observed):
+        if at is not None:
+            costs.observe(index, 7, at)
+    for index, at in enumerate(dispatched):
+        if at is not None:
+            dispatches.record(index, at)
+    return stale_attention_ns(
+        costs,
+        dispatches,
+        cost_indices=range(len(costs.estimates_ns)),
+        winner_graph=winner_index,
+        now_ns=NOW_NS,
+    )
 
 
 def chosen(
@@ -27,18 +65,8 @@ def chosen(
     observed: list[int | None],
     dispatched: list[int | None],
 ) -> str | None:
-    dispatches = Dispatches(len(observed))
-    for index, at in enumerate(dispatched):
-        if at is not None:
-            dispatches.record(index, at)
-    best = stale_alternative(
-        entries,
-        winner,
-        observed,
-        dispatches,
-        stale_before_ns=NOW_NS - TTL_NS,
-        rank=lambda entry: -entry.value,
-    )
+    attention = attention_ns(winner.graph_index, observed, dispatched)
+    best = stale_alternative(entries, attention, rank=lambda entry: -entry.value)
     return None if best is None else best.name
 
 
@@ -51,10 +79,10 @@ def expected(
     described: list[dict[str, Any]] = [
         {
             "name": entry.name,
-            "entry": entry.cost_index,
+            "entry": entry.graph_index,
             "measured": entry.determinate,
-            "observed_ns": observed[entry.cost_index],
-            "dispatched_ns": dispatched[entry.cost_index],
+            "observed_ns": observed[entry.graph_index],
+            "dispatched_ns": dispatched[entry.graph_index],
             "value": entry.value,
         }
         for entry in entries
@@ -106,8 +134,55 @@ def test_the_entry_of_the_winner_is_no_alternative() -> None:
 
 
 def test_attention_is_the_later_of_observation_and_dispatch() -> None:
-    """Each alone, both orders, and neither (11.6)."""
-    assert last_attention_ns(None, -1) == -1
-    assert last_attention_ns(None, 7) == 7
-    assert last_attention_ns(9, 7) == 9
-    assert last_attention_ns(7, 9) == 9
+    """Neither, each alone, and both orders; fresh entries have no place in the line (11.6)."""
+    observed = [None, None, 60, 40, 60, 95]
+    dispatched = [None, 7, None, 60, 40, None]
+    assert attention_ns(7, observed, dispatched) == {0: -1, 1: 7, 2: 60, 3: 60, 4: 60}
+
+
+@pytest.mark.parametrize(("first_ns", "due"), [(69, True), (70, False), (100, False)])
+def test_seeds_wait_for_one_ttl_from_the_first_frame(first_ns: int, due: bool) -> None:
+    """Seeds are stale at once, and alternatives only when ordinary work had its time (11.5)."""
+    found = attention_ns(7, [None, 60], [None, 75], first_ns=first_ns)
+    assert found == ({0: -1, 1: 75} if due else {1: 75})
+
+
+def test_without_any_frame_no_seed_is_due() -> None:
+    """Nothing has been submitted, so nothing has been paid for (11.5)."""
+    costs = CostTable(CATALOG, ttl_ns=TTL_NS)
+    costs.seed({"decode-b1": 5})
+    dispatches = Dispatches(len(costs.estimates_ns))
+    found = stale_attention_ns(
+        costs, dispatches, cost_indices=range(8), winner_graph=0, now_ns=10**12
+    )
+    assert found == {}
+
+
+def test_only_the_interval_that_prices_a_graph_now_is_refreshed() -> None:
+    """A run at today's context length says nothing about the entry of another one (11.5)."""
+    split = GraphDescriptor(
+        kind=GraphKind.DECODE, batch_capacity=9, context_intervals=(1_000, 10_000)
+    )
+    costs = CostTable(Catalog.of([*CATALOG.graphs, split]), ttl_ns=TTL_NS)
+    costs.seed({split.name: 5})
+    graph = next(index for index in range(9) if costs.entry_of(index, 5_000.0) != index)
+    dispatches = Dispatches(len(costs.estimates_ns))
+    dispatches.record(costs.entry_of(graph, 5_000.0), 0)
+    indices = list(range(9))
+    for tokens in (0.0, 5_000.0, 50_000.0):
+        indices[graph] = costs.entry_of(graph, tokens)
+        assert costs.graph_of(indices[graph]) == graph
+        found = stale_attention_ns(
+            costs, dispatches, cost_indices=indices, winner_graph=0, now_ns=NOW_NS
+        )
+        assert found == {graph: 0 if tokens == 5_000.0 else -1}
+
+
+def test_an_unmeasured_entry_is_left_to_discovery() -> None:
+    """Neither stale nor fresh: nothing is known that could be refreshed (11.5)."""
+    costs = CostTable(CATALOG, ttl_ns=TTL_NS)
+    assert costs.stale_entries(10**12) == []
+    costs.seed({"decode-b2": 5})
+    costs.observe(4, 9, 0)
+    assert costs.stale_entries(TTL_NS) == [CATALOG.graphs.index(descriptor("decode-b2"))]
+    assert costs.stale_entries(TTL_NS + 1) == [3, 4]

@@ -69,32 +69,38 @@ def waiting_price(view: View, units: Units) -> float:
     return len(view.decoders) * units.age + len(view.terminals) * units.terminal_age
 
 
-def single_candidates(view: View, units: Units, waiting: float) -> list[Candidate]:
-    """Return every single-graph candidate: decode, retirement and prefill."""
+def single_candidates(
+    view: View, units: Units, waiting: float, *, padded: bool = False
+) -> list[Candidate]:
+    """Return every single-graph candidate: decode, retirement and prefill.
+
+    `padded` adds the shapes that dominance leaves out of the ordinary choice.
+    """
     found: list[Candidate] = []
     if view.decoders:
         interval = view.interval_ms(GraphKind.DECODE, len(view.decoders))
         lanes = decode_lanes(view, units, interval)
         slope = units.age * (interval or 0.0)
-        found += _batch_candidates(view, GraphKind.DECODE, lanes, slope, waiting)
+        found += _batch_candidates(view, GraphKind.DECODE, lanes, slope, waiting, padded=padded)
     if view.terminals:
         interval = view.interval_ms(GraphKind.TERMINAL, len(view.terminals))
         lanes = terminal_lanes(view, units, interval)
         slope = units.terminal_age * (interval or 0.0)
-        found += _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting)
+        found += _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting, padded=padded)
     if view.prefilling:
         prompts = prompts_of(view, units, view.prefilling)
-        for lane, shape in best_prompt_lanes(view, prompts):
+        for lane, shape in best_prompt_lanes(view, prompts, padded=padded):
             found.append(_prefill_candidate(view, lane, shape, waiting))
     return found
 
 
 def _batch_candidates(
-    view: View, kind: GraphKind, lanes: list[Lane], slope: float, waiting: float
+    view: View, kind: GraphKind, lanes: list[Lane], slope: float, waiting: float, *, padded: bool
 ) -> list[Candidate]:
     sums = prefix_values([-lane.negative_value for lane in lanes])
     found = []
-    for index, capacity in useful_shapes(view.shapes.by_kind[kind], len(lanes)):
+    shapes = view.shapes.by_kind[kind]
+    for index, capacity in shapes if padded else useful_shapes(shapes, len(lanes)):
         served = min(capacity, len(lanes))
         duration_ms = view.durations_ms[index]
         value = sums[served] + served * slope * duration_ms
@@ -117,10 +123,13 @@ def _batch_candidates(
     return found
 
 
-def best_prompt_lanes(view: View, prompts: Sequence[Prompt]) -> list[tuple[Lane, Shape]]:
+def best_prompt_lanes(
+    view: View, prompts: Sequence[Prompt], *, padded: bool = False
+) -> list[tuple[Lane, Shape]]:
     """Return the best prompt of each prefill shape among those for which it is not redundant.
 
-    A shape is redundant for a prompt that the next smaller shape already consumes to its end.
+    A shape is redundant for a prompt that the next smaller shape already consumes to its end;
+    `padded` keeps it all the same.
     """
     found = []
     for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
@@ -134,7 +143,7 @@ def best_prompt_lanes(view: View, prompts: Sequence[Prompt]) -> list[tuple[Lane,
             ]
             if lanes:
                 found.append((min(lanes), (index, capacity)))
-            smaller = capacity
+            smaller = 0 if padded else capacity
     return found
 
 

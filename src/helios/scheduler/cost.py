@@ -70,6 +70,7 @@ class CostTable:
 
     __slots__ = (
         "_entries",
+        "_graphs",
         "_names",
         "_observed_ns",
         "_samples",
@@ -88,9 +89,11 @@ class CostTable:
         self._entries: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Bounds and cost indices of every graph with intervals, by graph index."""
         self._names: dict[str, tuple[int, ...]] = {}
+        self._graphs = list(range(count))
         for index, graph in enumerate(catalog.graphs):
             indices = (index, *range(count, count + len(graph.context_intervals)))
             count += len(indices) - 1
+            self._graphs += [index] * (len(indices) - 1)
             if len(indices) > 1:
                 self._split.append((index, int(graph.kind)))
                 self._entries[index] = (graph.context_intervals, indices)
@@ -158,6 +161,23 @@ class CostTable:
     def ages_at(self, now_ns: int) -> CostAges:
         """Return the age of every estimate at `now_ns`."""
         return CostAges(tuple(self._observed_ns), now_ns)
+
+    def graph_of(self, index: int) -> int:
+        """Return the graph that an entry belongs to."""
+        return self._graphs[index]
+
+    def observed_ns(self, index: int) -> int | None:
+        """Return when the entry last took in a valid sample; None without one in this process."""
+        return self._observed_ns[index]
+
+    def stale_entries(self, now_ns: int) -> list[int]:
+        """Return the measured or seeded entries without a valid sample within the ttl."""
+        before_ns = now_ns - self.ttl_ns
+        return [
+            index
+            for index, observed in enumerate(self._observed_ns)
+            if (self.estimates_ns[index] if observed is None else observed < before_ns)
+        ]
 
     def is_fresh(self, index: int, now_ns: int) -> bool:
         """Tell whether the estimate rests on an observation within its freshness interval."""

@@ -30,28 +30,35 @@ class First(NamedTuple):
     group: Sequence[Request]
 
 
-def pair_candidates(view: View, units: Units, waiting: float) -> list[Candidate]:
-    """Return the candidates whose graph prepares requests: pairs, and first stages of chains."""
+def pair_candidates(
+    view: View, units: Units, waiting: float, *, padded: bool = False
+) -> list[Candidate]:
+    """Return the candidates whose graph prepares requests: pairs, and first stages of chains.
+
+    `padded` adds the first shapes that dominance leaves out of the ordinary choice.
+    """
     found: list[Candidate] = []
     if view.initializing:
         for kind in STAGE_KINDS:
             group = [request for request in view.initializing if request.stages[0] is kind]
-            for first in _firsts(view, kind, group):
+            for first in _firsts(view, kind, group, padded=padded):
                 found += _pairs(view, units, waiting, first)
                 found += _continuations(view, units, waiting, first)
     return found
 
 
-def _firsts(view: View, kind: GraphKind, group: list[Request]) -> list[First]:
+def _firsts(view: View, kind: GraphKind, group: list[Request], *, padded: bool) -> list[First]:
+    shapes = view.shapes.by_kind[kind]
     if kind is not GraphKind.VISION:
-        shapes = useful_shapes(view.shapes.by_kind[kind], len(group)) if group else []
-        return [First(index, capacity, 0, group) for index, capacity in shapes]
+        useful = shapes if padded else useful_shapes(shapes, len(group))
+        return [First(index, capacity, 0, group) for index, capacity in useful if group]
     found = []
     for request in group:
         assert request.window is not None
         features = request.spec.images[request.window.image].features
-        index, capacity = _smallest_vision(view, features)
-        found.append(First(index, 1, capacity - features, (request,)))
+        fitting = [shape for shape in shapes if shape[1] >= features]
+        for index, capacity in fitting if padded else fitting[:1]:
+            found.append(First(index, 1, capacity - features, (request,)))
     return found
 
 

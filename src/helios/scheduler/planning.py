@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
+from helios.scheduler import exploration
+from helios.scheduler.candidates import Candidate
 from helios.scheduler.paging import with_pages
 from helios.scheduler.plan import CandidateScore, ScheduledPlan
-from helios.scheduler.policy import Decision, needs_empty_queue, reason_of, score_of, steps_of
+from helios.scheduler.policy import Decided, Decision, needs_empty_queue, score_of, steps_of
 from helios.scheduler.state import State
 from helios.scheduler.utility import View
 from helios.scheduler.window import projected_view
@@ -22,37 +25,57 @@ def plan(state: State) -> ScheduledPlan | None:
     running = window.frames[0] if window.frames else None
     decision = Decision(projected_view(view, standing, running))
     ages = costs.ages_at(now_ns)
-    state.decision = (decision, ages)
     winner = decision.winner
     if winner is None:
+        state.decision = Decided(decision, ages, None)
         return None
-    graph_index = winner.graph_index
+    choice = exploration.selected(state, decision, winner)
+    state.decision = Decided(decision, ages, choice)
+    candidate = choice.candidate
+    graph_index = candidate.graph_index
     cost_index = standing.cost_indices[graph_index]
     is_fresh = costs.is_fresh(cost_index, now_ns)
-    needs_empty = needs_empty_queue(view, winner, is_fresh=is_fresh)
+    needs_empty = choice.is_probe or needs_empty_queue(view, candidate, is_fresh=is_fresh)
     if needs_empty and running is not None:
         # A lower-valued frame that could be queued now must not displace this winner.
         return None
     return ScheduledPlan(
         graph_index=graph_index,
         graph=state.catalog.graphs[graph_index],
-        steps=with_pages(state, steps_of(winner, state.catalog.graphs[graph_index].kind)),
+        steps=with_pages(state, steps_of(candidate, state.catalog.graphs[graph_index].kind)),
         estimated_duration_ns=costs.estimates_ns[cost_index],
-        reason=reason_of(winner),
+        reason=choice.reason,
         needs_empty_queue=needs_empty,
         epoch=state.version,
-        value_rate=-winner.negative_rate,
+        value_rate=-candidate.negative_rate,
         log_scale=decision.units.log_scale,
         cost_index=cost_index,
-        explanation=partial(score_of, decision, winner, ages, costs.ttl_ns),
+        explanation=partial(_score, state.decision, candidate, costs.ttl_ns),
     )
 
 
 def explain(state: State) -> tuple[CandidateScore, ...]:
     """Return every candidate of the last decision; see `Scheduler.explain`."""
-    if state.decision is None:
+    decided = state.decision
+    if decided is None:
         return ()
-    decision, ages = state.decision
-    return tuple(
-        score_of(decision, candidate, ages, state.costs.ttl_ns) for candidate in decision.ranked()
+    ranked = decided.decision.ranked()
+    selected = decided.selected
+    if selected is not None and selected.is_probe:
+        # A probe runs although others rank above it, and may be too padded to be ranked at all.
+        ranked = [selected.candidate, *(c for c in ranked if c != selected.candidate)]
+    return tuple(_score(decided, candidate, state.costs.ttl_ns) for candidate in ranked)
+
+
+def _score(decided: Decided, candidate: Candidate, ttl_ns: int) -> CandidateScore:
+    """Return every term of a candidate's score, with the reason of the one that was selected."""
+    score = score_of(decided.decision, candidate, decided.ages, ttl_ns)
+    selected = decided.selected
+    if selected is None or not selected.is_probe or candidate != selected.candidate:
+        return score
+    return dataclasses.replace(
+        score,
+        reason=selected.reason,
+        needs_empty_queue=True,
+        exploration_credit_ms=selected.credit_ms,
     )

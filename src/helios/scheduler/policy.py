@@ -7,6 +7,7 @@ less recently used requests, smaller physical padding, and last the catalog's or
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from helios.scheduler.candidates import Candidate, single_candidates, waiting_price
 from helios.scheduler.catalog import GraphKind
@@ -36,9 +37,37 @@ class Decision:
         self.candidates += pair_candidates(view, self.units, self.waiting)
         self.winner: Candidate | None = best_of(self.candidates)
 
+    def alternatives(self) -> list[Candidate]:
+        """Return every feasible candidate, redundant padding included: what a probe may run."""
+        singles = single_candidates(self.view, self.units, self.waiting, padded=True)
+        return singles + pair_candidates(self.view, self.units, self.waiting, padded=True)
+
     def ranked(self) -> list[Candidate]:
         """Return the candidates, best first."""
         return sorted(self.candidates, key=rank_key)
+
+
+class Selected(NamedTuple):
+    """What is to run next, and why."""
+
+    candidate: Candidate
+    reason: SelectionReason
+    credit_ms: float = 0.0
+    """Credit of the ledger that a probe spends from; zero for everything else."""
+
+    @property
+    def is_probe(self) -> bool:
+        """It was not the best by value: exploration pays for it."""
+        return self.reason not in (SelectionReason.ORDINARY, SelectionReason.DISCOVERY)
+
+
+class Decided(NamedTuple):
+    """A decision as it can be explained: what was compared, and how old every cost was."""
+
+    decision: Decision
+    ages: CostAges
+    selected: Selected | None
+    """None when there was no candidate."""
 
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:

@@ -176,6 +176,20 @@ class Usage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ExplorationAccount:
+    """One ledger of exploration at one moment."""
+
+    credit_ms: float
+    """Negative while the debt of a long episode is earned back."""
+    ordinary_ns: int
+    """All ordinary time that was ever credited."""
+    spent_ns: int
+    """Time of all closed episodes."""
+    is_open: bool
+    """An episode is in flight."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ExecutionCount:
     """Completed frames of one selection reason."""
 

@@ -7,8 +7,10 @@ that was looked at least recently, whatever it is expected to be worth, then the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+
+from helios.scheduler.cost import CostTable
 
 NEVER_NS = -1
 """Before every observation and every dispatch."""
@@ -22,8 +24,8 @@ class Priced(Protocol):
         """Every duration it rests on is measured."""
 
     @property
-    def cost_index(self) -> int:
-        """The cost entry of the graph that would be submitted."""
+    def graph_index(self) -> int:
+        """The graph that would be submitted."""
 
 
 C = TypeVar("C", bound=Priced)
@@ -36,49 +38,67 @@ class Dispatches:
     taking every funded episode.
     """
 
-    __slots__ = ("last_ns",)
+    __slots__ = ("first_ns", "last_ns")
 
     def __init__(self, entries: int) -> None:
+        self.first_ns: int | None = None
+        """When this process submitted its first frame."""
         self.last_ns = [NEVER_NS] * entries
 
     def record(self, cost_index: int, now_ns: int) -> None:
         """Note a committed execution; plans that were never committed leave no mark."""
+        if self.first_ns is None:
+            self.first_ns = now_ns
         self.last_ns[cost_index] = now_ns
 
 
-def last_attention_ns(observed_ns: int | None, dispatched_ns: int) -> int:
-    """Return the later of the last valid observation and the last attempted dispatch."""
-    return dispatched_ns if observed_ns is None else max(observed_ns, dispatched_ns)
+def stale_attention_ns(
+    costs: CostTable,
+    dispatches: Dispatches,
+    *,
+    cost_indices: Sequence[int],
+    winner_graph: int,
+    now_ns: int,
+) -> dict[int, int]:
+    """Return the graphs at a stale cost, with the time of the last attention that it has had.
+
+    `cost_indices` are the entries that price each graph now. Attention is the later of the entry's
+    last valid observation and its last attempted dispatch. The graph of the ordinary winner is left
+    out: running the winner measures it, and spends nothing. Seeds of
+    an earlier process wait for one ttl from the first frame: all of them are stale at the start,
+    and ordinary work measures those that matter long before.
+    """
+    first_ns = now_ns if dispatches.first_ns is None else dispatches.first_ns
+    seeds_wait = now_ns - first_ns <= costs.ttl_ns
+    attention = {}
+    for index in costs.stale_entries(now_ns):
+        graph = costs.graph_of(index)
+        observed, dispatched = costs.observed_ns(index), dispatches.last_ns[index]
+        if graph == winner_graph or cost_indices[graph] != index:
+            continue
+        if observed is None and seeds_wait:
+            continue
+        attention[graph] = dispatched if observed is None else max(observed, dispatched)
+    return attention
 
 
 def stale_alternative(
-    candidates: Iterable[C],
-    winner: C,
-    observed_ns: Sequence[int | None],
-    dispatches: Dispatches,
-    *,
-    stale_before_ns: int,
-    rank: Callable[[C], Any],
+    candidates: Iterable[C], attention_ns: Mapping[int, int], *, rank: Callable[[C], Any]
 ) -> C | None:
     """Return the feasible stale alternative to measure next; None without any.
 
-    `candidates` may contain the winner and shapes with redundant padding. An alternative costs
-    another entry than the winner, which is measured by running it anyway. It is stale when its last
-    valid observation is earlier than `stale_before_ns`; a seed of another process has none. `rank`
-    orders equals, better first.
+    `candidates` may contain shapes with redundant padding and fresh ones; `attention_ns` has the
+    graphs at stale costs. Unmeasured graphs, also as the second stage of a pair, are left to
+    discovery. `rank` orders equals, better first.
     """
     best: list[C] = []
     best_ns = 0
     for candidate in candidates:
-        index = candidate.cost_index
-        observed = observed_ns[index]
-        if observed is not None and observed >= stale_before_ns:
+        at_ns = attention_ns.get(candidate.graph_index)
+        if at_ns is None or not candidate.determinate:
             continue
-        if index == winner.cost_index or not candidate.determinate:
-            continue
-        attention_ns = last_attention_ns(observed, dispatches.last_ns[index])
-        if not best or attention_ns < best_ns:
-            best, best_ns = [candidate], attention_ns
-        elif attention_ns == best_ns:
+        if not best or at_ns < best_ns:
+            best, best_ns = [candidate], at_ns
+        elif at_ns == best_ns:
             best.append(candidate)
     return min(best, key=rank) if best else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from helios.scheduler import planning, seating, settlement, submission
+from helios.scheduler import exploration, planning, seating, settlement, submission
 from helios.scheduler.capture import note_demand, offer_terminal, terminal_tokens
 from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
 from helios.scheduler.checkpoints import CheckpointStats
@@ -28,6 +28,7 @@ from helios.scheduler.records import (
     CompletionRecord,
     ExecutionCount,
     ExecutionTiming,
+    ExplorationAccount,
     GeneratedToken,
     Phase,
     RequestHandle,
@@ -204,6 +205,8 @@ class Scheduler:
         past_ns = self._state.now_ns
         if now_ns < past_ns:
             raise TimeError(f"time is at {past_ns} ns, it cannot go back to {now_ns} ns")
+        if now_ns > past_ns:
+            exploration.on_time(self._state)
         self._state.now_ns = now_ns
 
     def plan(self) -> ScheduledPlan | None:
@@ -362,6 +365,10 @@ class Scheduler:
     def executions(self) -> dict[SelectionReason, ExecutionCount]:
         """Return the completed frames and their device time by selection reason."""
         return dict(self._state.executions)
+
+    def exploration(self) -> dict[SelectionReason, ExplorationAccount]:
+        """Return the ledgers of timing refresh and acceptance learning as they stand."""
+        return exploration.accounts(self._state)
 
     def trace_of(self, fence: Fence) -> PlanTrace:
         """Return the trace of a plan in flight. Raises FenceError for any other fence."""

@@ -120,6 +120,7 @@ def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outco
     state.interval = last_interval(
         frame.fence, frame.shares, outcome.prices_before, interval_ms, adaptation_ms
     )
+    state.funds.settle(frame.plan.reason, device_ns, charged_ns)
     state.costs.observe(frame.plan.cost_index, cost_sample_ns(timing), state.now_ns)
     past = state.executions[frame.plan.reason]
     state.executions[frame.plan.reason] = ExecutionCount(
@@ -144,6 +145,8 @@ def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:
     frame = _head(state, fence)
     state.version += 1
     state.window.pop(state.now_ns)
+    # There is no timing: a probe pays for the time it took, so a broken graph is not free to retry.
+    state.funds.close(frame.plan.reason, state.now_ns - frame.committed_ns)
     dropped = []
     for step, request in zip(frame.plan.steps, frame.requests, strict=True):
         request.queued -= 1

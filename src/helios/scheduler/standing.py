@@ -157,6 +157,11 @@ class Standing:
 
     # What a frame freezes -------------------------------------------------------------------------
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is runnable."""
+        return not (self.decoders or self.prefilling or self.initializing or self.terminals)
+
     def shares(self, *, prompts_are_a_class: bool) -> list[Share]:
         """Return the participants of a frame with their reference rates, decoders first.
 

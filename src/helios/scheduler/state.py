@@ -10,10 +10,12 @@ from helios.scheduler.accounting import LastInterval
 from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.checkpoints import CheckpointStore
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
-from helios.scheduler.cost import CostAges, CostTable
+from helios.scheduler.cost import CostTable
+from helios.scheduler.ledger import Funds
 from helios.scheduler.plan import SelectionReason
-from helios.scheduler.policy import Decision
+from helios.scheduler.policy import Decided
 from helios.scheduler.records import ExecutionCount
+from helios.scheduler.refresh import Dispatches
 from helios.scheduler.requests import RequestTable
 from helios.scheduler.resources import ResourcePool
 from helios.scheduler.speculation import SpeculationHistory
@@ -34,7 +36,9 @@ class State:
         "commits",
         "costs",
         "decision",
+        "dispatches",
         "executions",
+        "funds",
         "growth_pages",
         "history",
         "interval",
@@ -93,6 +97,8 @@ class State:
         self.costs = CostTable(catalog, ttl_ns=policy.estimate_ttl_ns)
         self.history = SpeculationHistory(catalog, resources.row_count)
         """Acceptance and forecasts by physical row."""
+        self.funds = Funds()
+        self.dispatches = Dispatches(len(self.costs.estimates_ns))
         self.table = RequestTable()
         self.window = Window()
         self.now_ns = 0
@@ -101,7 +107,7 @@ class State:
         self.commits = 0
         self.interval: LastInterval | None = None
         """The last completed frame, while publications may still correct it."""
-        self.decision: tuple[Decision, CostAges] | None = None
+        self.decision: Decided | None = None
         """What `plan` decided last, for `explain`; never read by a decision."""
         self.memo: tuple[int, Standing | None] = (0, None)
         """The standing of one state version, derived."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helios.scheduler import exploration
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import FenceError, StalePlanError
 from helios.scheduler.paging import check_pages, redraw, take_pages
@@ -31,6 +32,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     state.version += 1
     state.last_fence = fence
     state.commits += 1
+    exploration.on_commit(state, plan)
     for step, request in zip(plan.steps, requests, strict=True):
         request.queued += 1
         request.queued_tokens += step.output_ceiling
@@ -72,4 +74,6 @@ def _check_submittable(state: State, plan: ScheduledPlan) -> bool:
             raise StalePlanError("the plan needs the completion of what is in flight")
         if not fresh:
             raise StalePlanError(f"the cost of {plan.graph.name} is no longer fresh")
-    return fresh and plan.graph.kind is GraphKind.DECODE
+    exploration.check_funded(state, plan, is_fresh=fresh)
+    is_probe = state.funds.ledger_of(plan.reason) is not None
+    return fresh and plan.graph.kind is GraphKind.DECODE and not is_probe

@@ -16,14 +16,17 @@ Event = tuple[str, int]
 def credit_ns(history: Sequence[Event], share: Fraction) -> Fraction:
     """Return the credit after a history, in ns."""
     credit = Fraction(0)
-    for what, duration_ns in history:
-        if what == "ordinary":
-            credit = min(credit + share * duration_ns, Fraction(CAP_NS))
-        elif what == "episode":
-            credit -= duration_ns
-        elif credit > 0:
-            credit = Fraction(0)
+    for event in history:
+        credit = credit_after(credit, event, share)
     return credit
+
+
+def credit_after(credit: Fraction, event: Event, share: Fraction) -> Fraction:
+    """Return the credit after one more event."""
+    what, duration_ns = event
+    if what == "ordinary":
+        return min(credit + share * duration_ns, Fraction(CAP_NS))
+    return credit - duration_ns if what == "episode" else min(credit, Fraction(0))
 
 
 def is_within_bound(history: Sequence[Event], share: Fraction) -> bool:

@@ -131,6 +131,12 @@ def chunk_of(lane: Lane, capacity: int) -> tuple[int, int]:
 
 def candidates_of(situation: Situation) -> list[Candidate]:
     """Return every candidate of the situation, dominated shapes already removed."""
+    found = feasible_of(situation)
+    return [candidate for candidate in found if not _is_dominated(candidate, found)]
+
+
+def feasible_of(situation: Situation) -> list[Candidate]:
+    """Return everything that could run, shapes with redundant padding included."""
     found: list[Candidate] = []
     for graph in situation.graphs:
         if graph.kind is GraphKind.DECODE:
@@ -141,7 +147,7 @@ def candidates_of(situation: Situation) -> list[Candidate]:
             found += _prefills(situation, graph)
         else:
             found += _pairs(situation, graph)
-    return [candidate for candidate in found if not _is_dominated(candidate, found)]
+    return found
 
 
 def _subsets(lanes: Sequence[Lane], capacity: int) -> Iterator[tuple[Lane, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 
 from helios.scheduler import (
     CompletionRecord,
@@ -21,9 +22,10 @@ from helios.scheduler import (
     PolicyConfig,
     RequestHandle,
     ScheduledPlan,
+    SelectionReason,
     UnknownHandleError,
 )
-from tests.scheduler.oracles import costs, selection
+from tests.scheduler.oracles import costs, exploration, selection
 from tests.support.world import Flight, Observer, Stream, World
 
 MS = 1e6
@@ -90,7 +92,9 @@ class Shadow(Observer):
         self.reversible: dict[tuple[RequestHandle, Fence], Reversible] = {}
         self.checked = 0
         self.withheld = 0
+        self.probed = 0
         self._used = 0
+        self.funds = RefreshFunds(self)
 
     @classmethod
     def watch(cls, world: World, *, seeded: tuple[str, ...] = ()) -> Shadow:
@@ -162,6 +166,10 @@ class Shadow(Observer):
 
     def _situation(self, lanes: tuple[selection.Lane, ...]) -> selection.Situation:
         return selection.Situation(lanes, self.graphs(), self.policy)
+
+    def situation(self) -> selection.Situation:
+        """Everything that a decision made now depends on."""
+        return self._situation(self.lanes())
 
     def token_rate(self, handle: RequestHandle) -> float | None:
         """The reference token rate of one request now, in tokens per ms."""
@@ -238,6 +246,7 @@ class Shadow(Observer):
         start_ns = self.flights[-1].expected_end_ns if self.flights else self.world.now_ns
         for handle in participants:
             self.accounts[handle].token_price = self.price_of(handle)
+        self.funds.on_commit(flight)
         self._used += 1
         for step in flight.plan.steps:
             self.accounts[step.handle].last_used = self._used
@@ -271,6 +280,8 @@ class Shadow(Observer):
         self.reversible.clear()
         longest = max((ns for ns in timing.device_ns if ns > 0), default=0)
         charged_ns = longest if flight.queued or not longest else max(longest, timing.wall_ns)
+        wall_ns = 0 if flight.queued else timing.wall_ns
+        self.funds.on_complete(flight, longest, max(longest, wall_ns))
         served = {r.handle: r.prompt_tokens for r in records}
         for token in tokens:
             served[token.handle] += 1
@@ -340,6 +351,9 @@ class Shadow(Observer):
 
     def on_finish(self, stream: Stream) -> None:
         self.accounts[stream.handle].ended_ns = self.world.now_ns
+
+    def on_time(self, now_ns: int) -> None:
+        self.funds.on_time(now_ns)
 
     # ---- the decision ---------------------------------------------------------------------
 
@@ -421,9 +435,13 @@ class Shadow(Observer):
 
     def on_plan(self, plan: ScheduledPlan | None) -> None:
         self.checked += 1
-        lanes = self.lanes()
-        candidates = selection.candidates_of(self._situation(lanes))
+        candidates = selection.candidates_of(self.situation())
         best = selection.best_of(candidates, tolerance=1e-7)
+        probes = self.funds.due(best)
+        if probes:
+            self._check_probe(plan, probes)
+            return
+        assert plan is None or plan.reason not in PROBES, f"nothing funds {plan.reason}"
         if plan is None:
             assert not best or all(self.must_wait(c) for c in best), describe(best)
             self.withheld += bool(best)
@@ -441,6 +459,85 @@ class Shadow(Observer):
         assert any(not self.must_wait(c) for c in match), "submitted what must wait"
         score = plan.selection_value_rate() * math.exp(-plan.selection_log_scale())
         assert math.isclose(score, match[0].score, rel_tol=1e-6), (score, match[0].score)
+
+    def _check_probe(self, plan: ScheduledPlan | None, probes: list[selection.Candidate]) -> None:
+        """A due refresh waits for an empty queue and is then the only legal plan."""
+        self.probed += 1
+        if self.flights:
+            assert plan is None, f"{plan.graph.name} slipped past a refresh" if plan else ""
+            return
+        assert plan is not None, f"a refresh was due: {describe(probes)}"
+        assert plan.reason is SelectionReason.TIMING_REFRESH, plan.reason
+        planned = tuple(sorted((step.handle for step in plan.steps), key=repr))
+        assert (plan.graph_index, planned) in [(c.graph.index, c.cohort) for c in probes], (
+            f"refresh of {plan.graph.name} {planned}, not of {describe(probes)}"
+        )
+
+
+PROBES = (SelectionReason.TIMING_REFRESH, SelectionReason.ACCEPTANCE_LEARNING)
+
+
+class RefreshFunds:
+    """The timing ledger of a shadow: credit in fractions, and whose turn it is."""
+
+    SHARE = Fraction(2, 998)
+
+    def __init__(self, shadow: Shadow) -> None:
+        self.shadow = shadow
+        self.credit = Fraction(0)
+        self.dispatched: dict[int, int] = {}
+        self.first_ns = self.last_ns = 0
+
+    def on_commit(self, flight: Flight) -> None:
+        if not self.dispatched:
+            self.first_ns = self.shadow.world.now_ns
+        self.dispatched[flight.plan.graph_index] = self.shadow.world.now_ns
+
+    def on_complete(self, flight: Flight, longest_ns: int, charged_ns: int) -> None:
+        reason = flight.plan.reason
+        if reason is SelectionReason.ORDINARY and longest_ns > 0:
+            self._apply(("ordinary", charged_ns))
+        elif reason is SelectionReason.TIMING_REFRESH:
+            self._apply(("episode", charged_ns))
+
+    def on_time(self, now_ns: int) -> None:
+        shadow = self.shadow
+        if now_ns > self.last_ns and not shadow.flights and not shadow.residents():
+            self._apply(("idle", 0))
+        self.last_ns = now_ns
+
+    def _apply(self, event: exploration.Event) -> None:
+        self.credit = exploration.credit_after(self.credit, event, self.SHARE)
+
+    def _was_observed(self, index: int) -> bool:
+        return any(o.sample_ns > 0 for o in self.shadow.history[index])
+
+    def _seeds_are_due(self) -> bool:
+        return self.shadow.world.now_ns - self.first_ns > self.shadow.policy.estimate_ttl_ns
+
+    def due(self, best: list[selection.Candidate]) -> list[selection.Candidate]:
+        """Every refresh that the rule cannot tell apart; empty when none may displace the best."""
+        shadow = self.shadow
+        if self.credit < exploration.CAP_NS or not best or best[0].is_unknown:
+            return []
+        winners = [c.graph.index for c in best]
+        stale = [
+            candidate
+            for candidate in selection.feasible_of(shadow.situation())
+            if not candidate.is_unknown
+            and candidate.graph.index not in winners
+            and not shadow.is_fresh(candidate.graph.index)
+            and (self._was_observed(candidate.graph.index) or self._seeds_are_due())
+        ]
+
+        def attention_ns(candidate: selection.Candidate) -> int:
+            index = candidate.graph.index
+            observed = [o.at_ns for o in shadow.history[index] if o.sample_ns > 0]
+            return max([*observed, self.dispatched.get(index, -1)], default=-1)
+
+        oldest = min(map(attention_ns, stale), default=0)
+        waiting = [candidate for candidate in stale if attention_ns(candidate) == oldest]
+        return selection.best_of(waiting, tolerance=1e-7)
 
 
 def describe(best: list[selection.Candidate]) -> str:
