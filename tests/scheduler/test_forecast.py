@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.scheduler.acceptance import LEARNED, AcceptanceTable, Lanes, Outcome
+from helios.scheduler.acceptance import LEARNED, MEAN, AcceptanceTable, Lanes, Outcome
 from helios.scheduler.calibration import Calibration
 from helios.scheduler.forecast import ForecastTable, priced_survivals
 from tests.scheduler.oracles.speculation import Cell
@@ -46,7 +46,8 @@ def test_a_forecast_starts_from_the_population_prior() -> None:
     """Untrained, the prior is 0.5**d for every program and the weight two (utility 7.9)."""
     table = table_of()
     assert read(table, 1, 1) == PRIOR
-    assert table.weights(ints(1), ints(700))[0].tolist() == [2.0] * DEPTH
+    assert table.weights(ints(1), ints(0))[0].tolist() == [2.0] * DEPTH
+    assert table.weights(ints(1), ints(128))[0].tolist() == [1.0] * DEPTH, "the start ages too"
 
 
 def test_the_prior_moves_a_sixty_fourth_toward_each_completed_probability() -> None:
@@ -64,8 +65,8 @@ def test_the_prior_moves_a_sixty_fourth_toward_each_completed_probability() -> N
 def test_observations_stop_at_the_lanes_frozen_ceiling() -> None:
     """A ceiling of c teaches depths 1 to c - 1; the suffix retains its means (7.9)."""
     table = table_of()
-    teach(table, ints(0), 0, np.array([[0.75, 0.75, 0.75, 0.75]]), ints(3), ints(1))
-    assert table._means[0, :2].tolist() == [0.5 + 0.25 / 3, 0.25 + 0.5 / 3]
+    teach(table, ints(0), 0, np.array([[0.75, 0.75, 0.75, 0.75]]), ints(3), ints(0))
+    assert table._cells[0, MEAN, :2].tolist() == [0.5 + 0.25 / 3, 0.25 + 0.5 / 3]
     assert read(table)[2:] == PRIOR[2:]
     assert table.prior(0).tolist()[2:] == PRIOR[2:]
     before = freeze(table)
@@ -84,8 +85,8 @@ def test_a_request_starts_from_the_prior_of_its_arrival_and_keeps_what_it_never_
     assert arrived[3] > 0.85
     assert read(table, 1, 1) == PRIOR, "the other program has its own population"
     teach(table, ints(1), 0, np.full((1, DEPTH), 0.75), ints(2), ints(1))
-    own = table._means[1, 0]
-    weight = 3.0
+    own = table._cells[1, MEAN, 0]
+    weight = 2 * 2 ** (-1 / 128) + 1
     assert own == pytest.approx(arrived[0] + (0.75 - arrived[0]) / weight)
     teach(table, ints(0), 0, np.zeros((1, DEPTH)), ints(5), ints(300))
     assert table._starts[1, 0].tolist()[1:] == arrived[1:]
@@ -162,7 +163,7 @@ def test_random_rounds_equal_the_twin(rounds: list[list[tuple[int, list[float], 
             for index in range(lane[0] - 1):
                 cell = cells.get((row, index))
                 if cell is None:
-                    cell = cells[row, index] = Cell(starts[row][index], 2.0, counts[row])
+                    cell = cells[row, index] = Cell(starts[row][index], 2.0, 0)
                 cell.observe(values[row, index], counts[row])
                 prior[index] += (values[row, index] - prior[index]) / 64
         assert table.prior(0).tolist() == pytest.approx(prior, abs=1e-12)
@@ -173,7 +174,7 @@ def test_random_rounds_equal_the_twin(rounds: list[list[tuple[int, list[float], 
             ]
             expected = np.minimum.accumulate(means).tolist()
             assert read(table, row) == pytest.approx(expected, abs=1e-12)
-        assert ((table._means >= 0) & (table._means <= 1)).all()
+        assert ((table._cells[:, MEAN] >= 0) & (table._cells[:, MEAN] <= 1)).all()
         assert ((table._priors >= 0) & (table._priors <= 1)).all()
 
 

@@ -20,7 +20,8 @@ from helios.scheduler import (
     StalePlanError,
     UnknownHandleError,
 )
-from helios.scheduler.acceptance import LEARNED
+from helios.scheduler.acceptance import COUNT, LEARNED, MEAN
+from helios.scheduler.forecast import OWN
 from tests.support import rounds
 from tests.support.rounds import (
     COPY,
@@ -292,7 +293,7 @@ def test_a_host_program_with_confidence_may_complete_either_way() -> None:
     flight = fly(world, HOST, {"a": 4})
     confidence = np.full((1, 4, 3), 0.75, dtype=np.float32)
     land(world, flight, [lane(flight, 0, 1)], confidence=confidence)
-    means = history(world).forecasts._means[row_of(world, "a")]
+    means = history(world).forecasts._cells[row_of(world, "a"), MEAN]
     assert means[0] > 0.5
 
 
@@ -454,10 +455,10 @@ def test_a_round_teaches_the_rows_that_ran_and_no_other() -> None:
     assert survivals(world, "c")[:3] > before["c"][0][:3]
     assert survivals(world, "a")[0] < before["a"][0][0]
     assert survivals(world, "b") == before["b"][0]
-    own = history(world).forecasts._counts
-    assert (own[row_of(world, "b")] == -1).all()
-    assert (own[row_of(world, "a"), :3] == 2).all()
-    assert (own[row_of(world, "c"), :3] == 5).all(), "ages count from the output after the round"
+    cells = history(world).forecasts._cells
+    assert (cells[row_of(world, "b"), OWN] == 0).all()
+    assert (cells[row_of(world, "a"), COUNT, :3] == 2).all()
+    assert (cells[row_of(world, "c"), COUNT, :3] == 5).all(), "of the output after the round"
 
 
 def test_forecasts_stop_at_the_frozen_ceiling_and_not_at_what_was_offered() -> None:
@@ -468,9 +469,9 @@ def test_forecasts_stop_at_the_frozen_ceiling_and_not_at_what_was_offered() -> N
     records = [lane(flight, 0, 1, offered=1), lane(flight, 1, 1, offered=1)]
     before = survivals(world, "a")
     land(world, flight, records, confidence=confidence)
-    counts = history(world).forecasts._counts
-    assert counts[row_of(world, "a")].tolist() == [2, 2, -1, -1, -1]
-    assert counts[row_of(world, "b")].tolist() == [2, 2, 2, -1, -1]
+    own = history(world).forecasts._cells[:, OWN]
+    assert own[row_of(world, "a")].tolist() == [1, 1, 0, 0, 0]
+    assert own[row_of(world, "b")].tolist() == [1, 1, 1, 0, 0]
     assert survivals(world, "a") == before, "one target row shows nothing of acceptance"
 
 
@@ -493,7 +494,7 @@ def test_an_end_token_censors_what_it_hid() -> None:
     row = row_of(world, "a")
     flight = fly(world, HOST, {"a": 4})
     land(world, flight, [lane(flight, 0, 2, terminated=True)])
-    means = history(world).acceptance._means[row, LEARNED].tolist()
+    means = history(world).acceptance._cells[row, LEARNED, MEAN].tolist()
     assert means[0] > before[0]
     assert means[1:] == before[1:]
 
@@ -550,7 +551,7 @@ def test_a_new_request_in_a_row_starts_untrained() -> None:
     world.admit("e", 20, 50)
     assert row_of(world, "e") == row
     assert survivals(world, "e") == [0.5, 0.25, 0.125, 0.0625, 0.03125]
-    assert (history(world).forecasts._counts[row] == -1).all()
+    assert (history(world).forecasts._cells[row, OWN] == 0).all()
 
 
 def test_mixed_rounds_teach_by_role() -> None:

@@ -27,6 +27,11 @@ COPY: Final = 1
 """Source index of proposals that the host supplies as a copied prefix."""
 SOURCES: Final = 2
 
+MEAN: Final = 0
+WEIGHT: Final = 1
+COUNT: Final = 2
+"""Planes of a cell: mean, weight and output count at the last observation of every depth."""
+
 START_WEIGHT: Final = 2.0
 WEIGHT_CAP: Final = 128.0
 HALF_LIFE_TOKENS: Final = 128.0
@@ -38,25 +43,24 @@ def prior_means(depth: int) -> Floats:
     return 0.5 ** np.arange(1, depth + 1, dtype=np.float64)
 
 
-def aged(weights: Floats, counts: Integers, generated: Integers) -> Floats:
-    """Return weights [n, depth] decayed over the tokens generated since each depth's last value.
+def aged(cells: Floats, generated: Integers) -> Floats:
+    """Return the weights of cells [n, planes, depth] at output counts `generated` [n].
 
-    `counts` [n, depth] are output counts at the last observation, `generated` [n] those of now.
+    A weight halves with every 128 tokens generated since its depth's last observation.
     """
-    return weights * np.exp2((counts - generated[:, None]) / HALF_LIFE_TOKENS)
+    return cells[:, WEIGHT] * np.exp2((cells[:, COUNT] - generated[:, None]) / HALF_LIFE_TOKENS)
 
 
-def grown(weights: Floats) -> Floats:
-    """Return the weights after one more observation."""
-    return np.minimum(weights + 1.0, WEIGHT_CAP)
+def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers) -> None:
+    """Average the seen values [n, depth] into cells [n, planes, depth], in place.
 
-
-class SavedEstimates(NamedTuple):
-    """One row's estimates, taken out at preemption and put back at resume; arrays are copies."""
-
-    means: Floats
-    weights: Floats
-    counts: Integers
+    w <- min(aged w + 1, 128), m <- m + (y - m)/w. What is not seen keeps its mean and its weight.
+    """
+    means = cells[:, MEAN]
+    weights = np.minimum(aged(cells, generated) + 1.0, WEIGHT_CAP)
+    np.copyto(means, means + (values - means) / weights, where=seen)
+    np.copyto(cells[:, WEIGHT], weights, where=seen)
+    np.copyto(cells[:, COUNT], generated[:, None], where=seen)
 
 
 class Lanes(NamedTuple):
@@ -85,29 +89,21 @@ class Outcome(NamedTuple):
 
 
 class AcceptanceTable:
-    """Prefix acceptance of every row, matrices [rows, source, depth]; index d - 1 is depth d."""
+    """Prefix acceptance of every row: cells [rows, source, plane, depth]; d - 1 is depth d.
 
-    __slots__ = ("_counts", "_depths", "_means", "_start", "_weights")
+    One array, so that a read or an update of many rows is one gather or scatter.
+    """
+
+    __slots__ = ("_cells", "_depths", "_start", "depth")
 
     def __init__(self, rows: int, depth: int) -> None:
         """Build a table of untrained rows; `depth` is the catalog's largest proposal depth."""
-        shape = (rows, SOURCES, depth)
+        self.depth = depth
         self._depths: Integers = np.arange(1, depth + 1, dtype=np.int64)
-        self._means: Floats = np.empty(shape)
-        self._weights: Floats = np.empty(shape)
-        self._counts: Integers = np.empty(shape, dtype=np.int64)
-        self._start = SavedEstimates(
-            np.tile(prior_means(depth), (SOURCES, 1)),
-            np.full((SOURCES, depth), START_WEIGHT),
-            np.zeros((SOURCES, depth), dtype=np.int64),
-        )
-        for row in range(rows):
-            self.reset(row)
-
-    @property
-    def depth(self) -> int:
-        """The deepest proposal that the table knows."""
-        return len(self._depths)
+        self._start: Floats = np.zeros((SOURCES, 3, depth))
+        self._start[:, MEAN] = prior_means(depth)
+        self._start[:, WEIGHT] = START_WEIGHT
+        self._cells: Floats = np.tile(self._start, (rows, 1, 1, 1))
 
     def seed(self, source: int, survivals: Sequence[float], weight: float) -> None:
         """Let every row that is reset from now on start at an earlier process's estimates.
@@ -124,32 +120,29 @@ class AcceptanceTable:
             raise InvalidRequestError(f"survivals must fall from 1 to 0, not {survivals!r}")
         if not START_WEIGHT <= weight <= WEIGHT_CAP:
             raise InvalidRequestError(f"weight must be 2 to 128, not {weight!r}")
-        self._start.means[source, :count] = survivals
-        self._start.weights[source, :count] = weight
+        self._start[source, MEAN, :count] = survivals
+        self._start[source, WEIGHT, :count] = weight
 
     def reset(self, row: int) -> None:
         """Give a row to a request without history."""
-        self.put(row, self._start)
+        self._cells[row] = self._start
 
-    def take(self, row: int) -> SavedEstimates:
-        """Return a copy of a row's estimates, both sources."""
-        return SavedEstimates(
-            self._means[row].copy(), self._weights[row].copy(), self._counts[row].copy()
-        )
+    def take(self, row: int) -> Floats:
+        """Return a copy of a row's cells, both sources, for a request that leaves it."""
+        cells: Floats = self._cells[row].copy()
+        return cells
 
-    def put(self, row: int, saved: SavedEstimates) -> None:
-        """Give a row to a request that brings its estimates back."""
-        self._means[row] = saved.means
-        self._weights[row] = saved.weights
-        self._counts[row] = saved.counts
+    def put(self, row: int, cells: Floats) -> None:
+        """Give a row to a request that brings its cells back."""
+        self._cells[row] = cells
 
     def survivals(self, rows: Integers, source: int) -> Floats:
         """Return the survival estimate of every prefix, float64 [n, depth], nonincreasing."""
-        return np.minimum.accumulate(self._means[rows, source], axis=1)
+        return np.minimum.accumulate(self._cells[rows, source, MEAN], axis=1)
 
     def weights(self, rows: Integers, source: int, generated: Integers) -> Floats:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""
-        return aged(self._weights[rows, source], self._counts[rows, source], generated)
+        return aged(self._cells[rows, source], generated)
 
     def optimistic(self, rows: Integers, source: int, generated: Integers) -> Floats:
         """Return the bounded optimistic survivals [n, depth], for acceptance learning alone.
@@ -178,18 +171,11 @@ class AcceptanceTable:
     ) -> None:
         """Learn one completed round from `outcome(lanes)`.
 
-        `survival` [n, depths] replaces the binary outcome of its depths by the program's own
+        `survival` [n, depth] replaces the binary outcome of evaluated depths by the program's own
         probabilities; what is censored stays so.
         """
-        values = outcome.accepted
-        if survival is not None:
-            width = survival.shape[1]
-            values = np.concatenate((survival, values[:, width:]), axis=1)
-        rows, generated = lanes.rows, lanes.generated
-        means = self._means[rows, source]
-        stored, counts = self._weights[rows, source], self._counts[rows, source]
-        weights = grown(aged(stored, counts, generated))
         seen = outcome.seen
-        self._means[rows, source] = np.where(seen, means + (values - means) / weights, means)
-        self._weights[rows, source] = np.where(seen, weights, stored)
-        self._counts[rows, source] = np.where(seen, generated[:, None], counts)
+        values = outcome.accepted if survival is None else np.where(seen, survival, 0.0)
+        cells = self._cells[lanes.rows, source]
+        learn(cells, values, seen, lanes.generated)
+        self._cells[lanes.rows, source] = cells

@@ -44,11 +44,12 @@ class Calibration:
 
     def observe(self, predicted: Floats, outcome: Outcome) -> None:
         """Compare predictions [n, depth] with what a completed round showed."""
-        seen, accepted = outcome
-        self._counts += seen.sum(axis=0)
-        self._predicted += (predicted * seen).sum(axis=0)
-        self._accepted += (accepted * seen).sum(axis=0)
-        self._squared += ((predicted - accepted) ** 2 * seen).sum(axis=0)
+        seen = outcome.seen.astype(np.float64)
+        missed = predicted - outcome.accepted
+        self._counts += outcome.seen.sum(axis=0)
+        self._predicted += np.einsum("ij,ij->j", predicted, seen)
+        self._accepted += np.einsum("ij,ij->j", outcome.accepted, seen)
+        self._squared += np.einsum("ij,ij->j", missed * missed, seen)
 
     def entries(self) -> tuple[CalibrationEntry, ...]:
         """Return the depths that were observed at least once, shallowest first."""

@@ -15,7 +15,7 @@ from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import CompletionRecord, ExecutionTiming, GeneratedToken, Phase
 from helios.scheduler.requests import Request
-from helios.scheduler.rounds_completion import check_packed_rows, offered_rows
+from helios.scheduler.rounds_completion import offered_rows
 from helios.scheduler.stages import STAGE_KINDS, finish_stage
 from helios.scheduler.window import Frame
 
@@ -40,18 +40,18 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:
         )
     is_exact = frame.plan.graph.allocation is not RowAllocation.DEVICE
     for step, request, record in zip(steps, frame.requests, records, strict=True):
+        ceiling, offered = step.output_ceiling, record.offered
         if (
             record.handle != step.handle
             or record.prompt_tokens != step.prompt_tokens
-            or len(record.tokens) != step.output_ceiling
             or record.terminated
-            or record.offered
             or request.phase > Phase.DECODE
+            or (offered and (is_exact or type(offered) is not int))
+            or not 0 < len(record.tokens) <= (offered or ceiling) <= ceiling
         ):
             fault = _fault_of(step, request, record, is_exact=is_exact)
             if fault is not None:
                 raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
-    check_packed_rows(frame, records)
 
 
 def _fault_of(
@@ -125,13 +125,12 @@ def _advance(
         request.output_count = count + len(tokens)
         # What the host had copied followed the old pending token.
         request.copies = 0
-        last = len(tokens) - 1
-        outcome.tokens.extend(
-            GeneratedToken(
-                request.handle, token, count + index, frame.fence, ends and index == last
-            )
-            for index, token in enumerate(tokens)
-        )
+        handle, fence, append = request.handle, frame.fence, outcome.tokens.append
+        for token in tokens:
+            append(GeneratedToken(handle, token, count, fence, False))
+            count += 1
+        if ends:
+            outcome.tokens[-1] = outcome.tokens[-1]._replace(is_last=True)
     if ends and request.prompt_done == request.prompt_tokens:
         request.end_token_seen = record.terminated
         request.move(Event.TERMINATED, request.epoch)

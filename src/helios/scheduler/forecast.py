@@ -14,82 +14,64 @@ import numpy as np
 
 from helios.scheduler.acceptance import (
     LEARNED,
+    MEAN,
     START_WEIGHT,
+    WEIGHT,
     AcceptanceTable,
     Flags,
     Floats,
     Integers,
     Lanes,
     aged,
-    grown,
+    learn,
     prior_means,
 )
 
 PRIOR_STEP: Final = 1.0 / 64.0
-_UNSEEN: Final = -1
+OWN: Final = 3
+"""Plane of a forecast's cell: one once the request has observed the depth itself."""
 
 
 class SavedForecasts(NamedTuple):
     """One row's forecasts, taken out at preemption and put back at resume; arrays are copies."""
 
-    means: Floats
-    weights: Floats
-    counts: Integers
+    cells: Floats
     starts: Floats
 
 
 class ForecastTable:
-    """Forecasts of every row, [rows, depth], and a population prior of every program.
+    """Forecasts of every row, and a population prior of every program.
 
     A row's own means are shared by all programs, because they speak of the same proposals. What it
     started from is the prior that each program had when the request came; later rounds of others
     move the prior of newcomers alone, so a depth that a request never observed keeps its mean.
     """
 
-    __slots__ = (
-        "_counts",
-        "_decay",
-        "_depths",
-        "_index",
-        "_means",
-        "_priors",
-        "_starts",
-        "_weights",
-    )
+    __slots__ = ("_cells", "_decay", "_depths", "_index", "_priors", "_starts")
 
     def __init__(self, rows: int, depth: int, programs: Sequence[int]) -> None:
         """Build it for the graph indices that report confidence."""
         self._index = {program: index for index, program in enumerate(programs)}
         self._depths: Integers = np.arange(1, depth + 1, dtype=np.int64)
-        self._means: Floats = np.zeros((rows, depth))
-        self._weights: Floats = np.full((rows, depth), START_WEIGHT)
-        self._counts: Integers = np.full((rows, depth), _UNSEEN, dtype=np.int64)
+        self._cells: Floats = np.zeros((rows, 4, depth))
+        self._cells[:, WEIGHT] = START_WEIGHT
         self._priors: Floats = np.tile(prior_means(depth), (len(programs), 1))
         self._starts: Floats = np.tile(self._priors, (rows, 1, 1))
         self._decay: Floats = (1.0 - PRIOR_STEP) ** np.arange(rows + 1, dtype=np.float64)
 
     def reset(self, row: int) -> None:
         """Give a row to a request without history: it starts from the priors of now."""
-        self._means[row] = 0.0
-        self._weights[row] = START_WEIGHT
-        self._counts[row] = _UNSEEN
+        self._cells[row] = 0.0
+        self._cells[row, WEIGHT] = START_WEIGHT
         self._starts[row] = self._priors
 
     def take(self, row: int) -> SavedForecasts:
         """Return a copy of a row's forecasts."""
-        return SavedForecasts(
-            self._means[row].copy(),
-            self._weights[row].copy(),
-            self._counts[row].copy(),
-            self._starts[row].copy(),
-        )
+        return SavedForecasts(self._cells[row].copy(), self._starts[row].copy())
 
     def put(self, row: int, saved: SavedForecasts) -> None:
         """Give a row to a request that brings its forecasts back."""
-        self._means[row] = saved.means
-        self._weights[row] = saved.weights
-        self._counts[row] = saved.counts
-        self._starts[row] = saved.starts
+        self._cells[row], self._starts[row] = saved
 
     def prior(self, program: int) -> Floats:
         """Return a copy of one program's population prior [depth], as stored."""
@@ -98,52 +80,51 @@ class ForecastTable:
 
     def means(self, rows: Integers, program: int) -> Floats:
         """Return the forecast survivals [n, depth] of rows under one program, nonincreasing."""
-        own = self._counts[rows] >= 0
-        values = np.where(own, self._means[rows], self._starts[rows, self._index[program]])
-        return np.minimum.accumulate(values, axis=1)
+        cells = self._cells[rows]
+        starts = self._starts[rows, self._index[program]]
+        return np.minimum.accumulate(np.where(cells[:, OWN], cells[:, MEAN], starts), axis=1)
 
     def means_of_programs(self, rows: Integers, programs: Sequence[int]) -> Floats:
         """Return `means` of several programs at once, [programs, n, depth]."""
-        own = self._counts[rows] >= 0
+        cells = self._cells[rows]
         places = np.array([self._index[program] for program in programs])
-        values = np.where(own, self._means[rows], self._starts[rows, places[:, None]])
+        values = np.where(cells[:, OWN], cells[:, MEAN], self._starts[rows, places[:, None]])
         return np.minimum.accumulate(values, axis=2)
 
     def weights(self, rows: Integers, generated: Integers) -> Floats:
-        """Return the aged weights [n, depth]; a depth without observation has the start weight."""
-        counts = self._counts[rows]
-        since = np.where(counts >= 0, counts, generated[:, None])
-        return aged(self._weights[rows], since, generated)
+        """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""
+        return aged(self._cells[rows], generated)
 
     def observe(self, program: int, lanes: Lanes, values: Floats) -> None:
-        """Learn the joint prefix probabilities [n, depths] of one completed round.
+        """Learn the joint prefix probabilities [n, depth] of one completed round.
 
-        A lane of ceiling c teaches depths 1 to c - 1, whatever the device offered it; a deeper
-        forecast keeps its mean.
+        A lane of ceiling c teaches depths 1 to c - 1, whatever the device offered it; deeper values
+        are not looked at and deeper forecasts keep their means.
         """
-        rows, generated, width = lanes.rows, lanes.generated, values.shape[1]
-        seen = self._depths[:width] < lanes.ceilings[:, None]
-        counts = self._counts[rows, :width]
-        index = self._index[program]
-        means = np.where(counts >= 0, self._means[rows, :width], self._starts[rows, index, :width])
-        weights = grown(self.weights(rows, generated)[:, :width])
-        learned = means + (values - means) / weights
-        self._means[rows, :width] = np.where(seen, learned, self._means[rows, :width])
-        self._weights[rows, :width] = np.where(seen, weights, self._weights[rows, :width])
-        self._counts[rows, :width] = np.where(seen, generated[:, None], counts)
-        self._move_prior(self._priors[index, :width], values, seen)
+        rows, generated, index = lanes.rows, lanes.generated, self._index[program]
+        seen = self._depths < lanes.ceilings[:, None]
+        values = np.where(seen, values, 0.0)
+        cells = self._cells[rows]
+        means, own = cells[:, MEAN], cells[:, OWN]
+        # A depth that stays unseen is not marked as own, so its mean is never read.
+        np.copyto(means, self._starts[rows, index], where=own == 0.0)
+        learn(cells, values, seen, generated)
+        np.copyto(own, 1.0, where=seen)
+        self._cells[rows] = cells
+        self._move_prior(self._priors[index], values, seen)
 
     def _move_prior(self, prior: Floats, values: Floats, seen: Flags) -> None:
-        """Move the prior toward every lane's value in lane order, all lanes in one expression.
+        """Move the prior toward every seen value in lane order, all lanes in one expression.
 
+        `values` are zero where nothing was seen.
         p <- p + (y - p)/64 for y_1..y_k is p*a^k + sum of y_j*a^(k-j)/64, with a = 63/64.
         """
         order = np.cumsum(seen, axis=0)
         last = order[-1]
-        shares = np.where(seen, self._decay[last - order] * PRIOR_STEP, 0.0)
-        moved = prior * self._decay[last] + (shares * values).sum(axis=0)
+        moved = prior * self._decay[last]
+        moved += (self._decay[last - order] * values).sum(axis=0) * PRIOR_STEP
         # The shares add up to one only up to rounding.
-        prior[:] = np.clip(moved, 0.0, 1.0)
+        np.minimum(moved, 1.0, out=prior)
 
 
 def priced_survivals(

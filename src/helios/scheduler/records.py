@@ -142,8 +142,7 @@ class ExecutionTiming:
     """Exposed embedding-delivery delay, subtracted from the cost sample only."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GeneratedToken:
+class GeneratedToken(NamedTuple):
     """One output token that a completion committed."""
 
     handle: RequestHandle

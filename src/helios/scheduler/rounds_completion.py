@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.scheduler.acceptance import Floats, Integers, Lanes
-from helios.scheduler.catalog import GraphDescriptor, RowAllocation
+from helios.scheduler.catalog import RowAllocation
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.records import CompletionRecord
 from helios.scheduler.requests import Request
@@ -57,56 +57,62 @@ def offered_rows(record: CompletionRecord, ceiling: int) -> int:
     return record.offered or ceiling
 
 
-def check_packed_rows(frame: Frame, records: Sequence[CompletionRecord]) -> None:
+class Ran(NamedTuple):
+    """The generating lanes of a round that committed tokens; int64 columns [n].
+
+    A lane that an earlier end token or the host silenced ran nowhere and is not among them.
+    """
+
+    requests: list[Request]
+    rows: Integers
+    offered: Integers
+    ceilings: Integers
+    produced: Integers
+    terminated: Integers
+
+
+def lanes_that_ran(frame: Frame, records: Sequence[CompletionRecord]) -> Ran | None:
+    """Return the lanes of checked records that generated; None for a program without proposals."""
+    if frame.plan.graph.proposal_depth == 0:
+        return None
+    requests: list[Request] = []
+    lanes: list[int] = []
+    for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True):
+        if record.tokens and not step.prompt_tokens:
+            ceiling = step.output_ceiling
+            offered = record.offered or ceiling
+            requests.append(request)
+            lanes += (step.row, offered, ceiling, len(record.tokens), record.terminated)
+    return Ran(requests, *np.array(lanes, dtype=np.int64).reshape(-1, 5).T)
+
+
+def check_packed_rows(frame: Frame, ran: Ran) -> None:
     """Raise CompletionError when a device gave its lanes more rows than the program has."""
     graph = frame.plan.graph
-    if graph.allocation is not RowAllocation.DEVICE:
-        return
-    total = sum(
-        offered_rows(record, step.output_ceiling)
-        for step, record in zip(frame.plan.steps, records, strict=True)
-        # A silent lane ran nowhere, so what it leaves unsaid is no row.
-        if not step.prompt_tokens and (record.offered or record.tokens)
-    )
-    if total > graph.rows:
+    total = int(ran.offered.sum())
+    if graph.allocation is RowAllocation.DEVICE and total > graph.rows:
         raise CompletionError(
             f"fence {frame.fence}: {total} target rows were offered, {graph.name} has {graph.rows}"
         )
 
 
 def check_sidecars(
-    frame: Frame,
-    records: Sequence[CompletionRecord],
-    sidecars: Sidecars,
-    *,
-    row_count: int,
-    draft_capacity: int,
-    ranks: int | None,
+    frame: Frame, ran: Ran, sidecars: Sidecars, shape: tuple[int | None, int, int]
 ) -> None:
     """Raise CompletionError for a sidecar that no round of this frame could have written.
 
-    `ranks` is how many ranks reported records, None when the caller did not say.
+    `shape` is [ranks, rows, draft capacity]; the ranks are None when the caller did not say.
     """
-    if sidecars is NO_SIDECARS:
-        return
-    lanes = [
-        (step.row, offered_rows(record, step.output_ceiling) - 1)
-        for step, record in zip(frame.plan.steps, records, strict=True)
-        if record.tokens and not step.prompt_tokens
-    ]
-    columns = np.array(lanes, dtype=np.int64).reshape(-1, 2).T
     depth = frame.plan.graph.proposal_depth
-    everywhere = np.full_like(columns[1], depth)
-    expected = (ranks, row_count, draft_capacity)
     for name, is_taken, sidecar, reach in (
-        ("confidence", sidecars.is_packed, sidecars.confidence, everywhere),
-        ("survival", sidecars.has_survival, sidecars.survival, columns[1]),
+        ("confidence", sidecars.is_packed, sidecars.confidence, None),
+        ("survival", sidecars.has_survival, sidecars.survival, ran.offered - 1),
     ):
         if is_taken:
             where = f"fence {frame.fence}: {name}"
-            _check_shape(where, sidecar, expected)
+            _check_shape(where, sidecar, shape)
             assert sidecar is not None, "a missing sidecar has no shape"
-            _check_values(where, sidecar[:, columns[0], :depth], columns[0], reach)
+            _check_values(where, sidecar[:, ran.rows, :depth], ran.rows, reach)
 
 
 def _check_shape(where: str, sidecar: object, expected: tuple[int | None, int, int]) -> None:
@@ -122,13 +128,17 @@ def _check_shape(where: str, sidecar: object, expected: tuple[int | None, int, i
         )
 
 
-def _check_values(where: str, values: Sidecar, rows: Integers, reach: Integers) -> None:
-    """Every value is a probability no larger than the one of the next shorter prefix."""
+def _check_values(where: str, values: Sidecar, rows: Integers, reach: Integers | None) -> None:
+    """Every value is a probability no larger than the one of the next shorter prefix.
+
+    Depths beyond a lane's `reach` were not written and are not looked at; None reaches everywhere.
+    """
     above = np.ones_like(values)
     above[:, :, 1:] = values[:, :, :-1]
     # A comparison with NaN is false, so this one test finds every kind of bad value.
     good = (values >= 0) & (values <= above)
-    good |= np.arange(values.shape[2]) >= reach[:, None]
+    if reach is not None:
+        good |= np.arange(values.shape[2]) >= reach[:, None]
     if good.all():
         return
     rank, lane, index = (int(place[0]) for place in np.nonzero(~good))
@@ -170,7 +180,7 @@ def _check_lane(where: str, ceiling: int, mine: CompletionRecord, other: Complet
 def learn_round(
     history: SpeculationHistory,
     frame: Frame,
-    records: Sequence[CompletionRecord],
+    ran: Ran,
     served: Mapping[Request, int],
     sidecars: Sidecars,
 ) -> None:
@@ -179,35 +189,27 @@ def learn_round(
     Call it after the lanes advanced and before any row changes hands: `served` are the lanes that
     committed, so a cancelled or finished request teaches nothing.
     """
-    graph = frame.plan.graph
-    if graph.proposal_depth == 0:
+    counts = [request.output_count if request in served else -1 for request in ran.requests]
+    generated = np.array(counts, dtype=np.int64)
+    live = generated >= 0
+    _, *columns = ran
+    if not live.all():
+        columns = [column[live] for column in columns]
+        generated = generated[live]
+    rows, offered, ceilings, produced, terminated = columns
+    if not len(rows):
         return
-    lanes = [
-        (
-            step.row,
-            offered_rows(record, step.output_ceiling),
-            step.output_ceiling,
-            len(record.tokens),
-            record.terminated,
-            request.output_count,
-        )
-        for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True)
-        if record.tokens and not step.prompt_tokens and request in served
-    ]
-    if not lanes:
-        return
-    rows, offered, ceilings, produced, terminated, generated = np.array(lanes, dtype=np.int64).T
+    lanes = Lanes(rows, offered, ceilings, produced, terminated.astype(np.bool_), generated)
+    plan = frame.plan
     history.observe(
-        frame.plan.graph_index,
-        graph.source,
-        Lanes(rows, offered, ceilings, produced, terminated.astype(np.bool_), generated),
-        _driving(sidecars.confidence, rows, graph),
-        _driving(sidecars.survival, rows, graph),
+        plan.graph_index,
+        plan.graph.source,
+        lanes,
+        _driving(sidecars.confidence, lanes.rows),
+        _driving(sidecars.survival, lanes.rows),
     )
 
 
-def _driving(sidecar: Sidecar | None, rows: Integers, graph: GraphDescriptor) -> Floats | None:
-    """Return rank zero's values of the lanes, [n, D]: it alone drives the host's decisions."""
-    if sidecar is None:
-        return None
-    return sidecar[0, rows, : graph.proposal_depth].astype(np.float64)
+def _driving(sidecar: Sidecar | None, rows: Integers) -> Floats | None:
+    """Return rank zero's values of the lanes, [n, draft capacity]: it alone drives decisions."""
+    return None if sidecar is None else sidecar[0, rows].astype(np.float64)

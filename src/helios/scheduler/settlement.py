@@ -25,9 +25,11 @@ from helios.scheduler.requests import Request
 from helios.scheduler.rounds_completion import (
     NO_SIDECARS,
     Sidecars,
+    check_packed_rows,
     check_peers,
     check_sidecars,
     check_variant,
+    lanes_that_ran,
     learn_round,
 )
 from helios.scheduler.seating import release_drained, retire, seat_waiting
@@ -61,19 +63,17 @@ def complete(
     check_timing(timing)
     check_records(frame, records)
     check_peers(frame, records, peers)
-    check_sidecars(
-        frame,
-        records,
-        sidecars,
-        row_count=state.pool.config.row_count,
-        draft_capacity=state.history.depth,
-        ranks=len(peers) + 1 if peers else None,
-    )
+    ran = lanes_that_ran(frame, records)
+    if ran is not None:
+        check_packed_rows(frame, ran)
+        shape = (len(peers) + 1 if peers else None, *state.history.extent)
+        check_sidecars(frame, ran, sidecars, shape)
 
     state.version += 1
     state.window.pop(state.now_ns)
     outcome = apply_records(frame, records, epoch=state.version, now_ns=state.now_ns)
-    learn_round(state.history, frame, records, outcome.served, sidecars)
+    if ran is not None:
+        learn_round(state.history, frame, ran, outcome.served, sidecars)
     _account(state, frame, timing, outcome)
     for step, request in zip(frame.plan.steps, frame.requests, strict=True):
         _settle_ownership(state, frame.plan.graph.kind, step, request)

@@ -14,7 +14,6 @@ from helios.scheduler.acceptance import (
     AcceptanceTable,
     Floats,
     Lanes,
-    SavedEstimates,
 )
 from helios.scheduler.calibration import Calibration, CalibrationEntry
 from helios.scheduler.catalog import Catalog, ProposalSource
@@ -35,20 +34,20 @@ class CalibrationReport(NamedTuple):
 class SavedHistory(NamedTuple):
     """A request's estimates while it has no row."""
 
-    acceptance: SavedEstimates
+    acceptance: Floats
     forecast: SavedForecasts
 
 
 class SpeculationHistory:
     """Acceptance, forecasts and calibration of every row; empty for a catalog without proposals."""
 
-    __slots__ = ("_by_forecast", "_by_source", "acceptance", "depth", "forecasts")
+    __slots__ = ("_by_forecast", "_by_source", "acceptance", "extent", "forecasts")
 
     def __init__(self, catalog: Catalog, rows: int) -> None:
         depth = max(graph.proposal_depth for graph in catalog.graphs)
         programs = [i for i, graph in enumerate(catalog.graphs) if graph.confidence_width]
-        self.depth = depth
-        """The catalog's largest proposal depth, and the last extent of every sidecar."""
+        self.extent = (rows, depth)
+        """Rows and the catalog's largest proposal depth: what a sidecar has of every rank."""
         self.acceptance = AcceptanceTable(rows, depth)
         self.forecasts = ForecastTable(rows, depth, programs)
         self._by_source = (Calibration(depth), Calibration(depth))
@@ -76,7 +75,10 @@ class SpeculationHistory:
         confidence: Floats | None,
         survival: Floats | None,
     ) -> None:
-        """Learn one completed round from its sidecars [n, depths] (rank zero's) and outcomes."""
+        """Learn one completed round from rank zero's sidecars [n, depth] and from its outcomes.
+
+        Values beyond what a lane produced are not looked at.
+        """
         index = source_index(source)
         outcome = self.acceptance.outcome(lanes)
         predicted = self.acceptance.survivals(lanes.rows, index)
