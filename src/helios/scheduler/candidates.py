@@ -1,67 +1,33 @@
-"""The feasible single-graph candidates after dominance: one best cohort per surviving shape.
+"""The single-graph candidates of a decision, in blocks: decode, rounds, mixed, prefill, retirement.
 
-No kind is filtered by precedence: prefill, decode and retirement all enter the same comparison.
+No kind is filtered by precedence: all of them enter the same comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import numpy as np
+
+from helios.scheduler.blocks import Block, Candidate, Listed, rank_key, rate_of
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cohort import prefix_values, useful_shapes
-from helios.scheduler.stages import extent_of
+from helios.scheduler.dominance import is_dominated
+from helios.scheduler.generation import Generation, Scene, scene_of
+from helios.scheduler.prompts import advancing, best_prompts, lane_of, prompt_table
+from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import (
     Lane,
     Prompt,
     Shape,
     Units,
     View,
-    decode_lanes,
     prefill_kind,
-    prompt_lane,
     prompts_of,
     terminal_lanes,
 )
 
-
-class Candidate(NamedTuple):
-    """A shape with its cohort. The first four fields are the leading part of its rank."""
-
-    determinate: bool
-    negative_rate: float
-    known_ms: float
-    negative_served: int
-    graph_index: int
-    duration_ms: float
-    lanes: Sequence[Lane]
-    """The sorted lanes that the cohort is a prefix of; shared between shapes."""
-    age_slope: float
-    """Age credit that each served lane gains per ms of the graph's duration."""
-    padding: int
-    following_index: int | None
-    following_ms: float
-    following_lane: Lane | None
-
-    @property
-    def served(self) -> int:
-        """Requests that the submitted graph advances."""
-        return -self.negative_served
-
-    @property
-    def cohort(self) -> Sequence[Lane]:
-        """The lanes of the submitted graph."""
-        return self.lanes[: -self.negative_served]
-
-
-def rate_of(value: float, duration_ms: float, waiting: float) -> float:
-    """Return value per time less the waiting cost; the plain value while indeterminate.
-
-    `waiting` is the sum of the age coefficients of every active decoder and terminal row.
-    """
-    if duration_ms <= 0.0:
-        return value
-    return value / duration_ms - 0.5 * duration_ms * waiting
+__all__ = ["Candidate", "rate_of", "single_candidates", "waiting_price"]
 
 
 def waiting_price(view: View, units: Units) -> float:
@@ -69,28 +35,73 @@ def waiting_price(view: View, units: Units) -> float:
     return len(view.decoders) * units.age + len(view.terminals) * units.terminal_age
 
 
-def single_candidates(
-    view: View, units: Units, waiting: float, *, padded: bool = False
-) -> list[Candidate]:
-    """Return every single-graph candidate: decode, retirement and prefill.
+def single_blocks(view: View, units: Units, waiting: float, *, padded: bool = False) -> list[Block]:
+    """Return the blocks of every single-graph candidate; shapes may still be redundant.
 
-    `padded` adds the shapes that dominance leaves out of the ordinary choice.
+    `padded` keeps the redundant ones that are otherwise left out from the start.
     """
-    found: list[Candidate] = []
-    if view.decoders:
-        interval = view.interval_ms(GraphKind.DECODE, len(view.decoders))
-        lanes = decode_lanes(view, units, interval)
-        slope = units.age * (interval or 0.0)
-        found += _batch_candidates(view, GraphKind.DECODE, lanes, slope, waiting, padded=padded)
+    found: list[Block] = []
+    prompts = prompts_of(view, units, view.prefilling)
+    if view.decoders or prompts:
+        found += _generating(scene_of_view(view, units, waiting), prompts)
     if view.terminals:
         interval = view.interval_ms(GraphKind.TERMINAL, len(view.terminals))
         lanes = terminal_lanes(view, units, interval)
         slope = units.terminal_age * (interval or 0.0)
-        found += _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting, padded=padded)
-    if view.prefilling:
-        prompts = prompts_of(view, units, view.prefilling)
-        for lane, shape in best_prompt_lanes(view, prompts, padded=padded):
-            found.append(_prefill_candidate(view, lane, shape, waiting))
+        found.append(
+            Listed(
+                _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting, padded=padded)
+            )
+        )
+    if prompts:
+        lanes_and_shapes = best_prompt_lanes(view, prompts, padded=padded)
+        if lanes_and_shapes:
+            found.append(
+                Listed([_prefill_candidate(view, *each, waiting) for each in lanes_and_shapes])
+            )
+    return found
+
+
+def single_candidates(view: View, units: Units, waiting: float) -> list[Candidate]:
+    """Return every single-graph candidate after dominance."""
+    found = []
+    for block in single_blocks(view, units, waiting):
+        for entry in range(len(block.rate)):
+            candidate = undominated(view, block, entry)
+            if candidate is not None:
+                found.append(candidate)
+    return found
+
+
+def undominated(view: View, block: Block, entry: int) -> Candidate | None:
+    """Return an entry's best candidate that no smaller shape makes redundant; None without any."""
+    if not block.rate[entry] > -np.inf:
+        return None
+    geometry = view.shapes.geometry
+    best = block.best(entry)
+    if not is_dominated(geometry, best):
+        return best
+    remaining = [rival for rival in block.rivals(entry) if not is_dominated(geometry, rival)]
+    return min(remaining, key=rank_key, default=None)
+
+
+def scene_of_view(view: View, units: Units, waiting: float) -> Scene:
+    """Return what the blocks of generating programs share."""
+    interval = view.decode_interval_ms()
+    streams = streams_of(view, units, interval)
+    slope = units.age * (interval or 0.0)
+    return scene_of(view, streams, slope=slope, waiting=waiting)
+
+
+def _generating(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
+    geometry = scene.view.shapes.geometry
+    found: list[Block] = []
+    if scene.streams.requests:
+        found.append(Generation(scene, geometry.generating))
+    plain = [p for p in prompts if prefill_kind(p.request) is GraphKind.PREFILL]
+    if plain and len(geometry.mixed.graph):
+        table = prompt_table(plain, geometry.mixed_capacities)
+        found.append(Generation(scene, geometry.mixed, table))
     return found
 
 
@@ -128,22 +139,22 @@ def best_prompt_lanes(
 ) -> list[tuple[Lane, Shape]]:
     """Return the best prompt of each prefill shape among those for which it is not redundant.
 
-    A shape is redundant for a prompt that the next smaller shape already consumes to its end;
-    `padded` keeps it all the same.
+    A shape is redundant for a prompt that the next smaller shape already takes as far; `padded`
+    keeps it all the same.
     """
     found = []
     for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
         group = [prompt for prompt in prompts if prefill_kind(prompt.request) is kind]
-        smaller = 0
-        for index, capacity in view.shapes.by_kind[kind] if group else ():
-            lanes = [
-                prompt_lane(prompt, capacity)
-                for prompt in group
-                if extent_of(prompt.request, capacity) > extent_of(prompt.request, smaller)
-            ]
-            if lanes:
-                found.append((min(lanes), (index, capacity)))
-            smaller = 0 if padded else capacity
+        shapes = view.shapes.by_kind[kind]
+        if not group or not shapes:
+            continue
+        capacities = np.array([capacity for _, capacity in shapes], dtype=np.int64)
+        table = prompt_table(group, capacities)
+        eligible = np.ones_like(advancing(table)) if padded else advancing(table)
+        rows = best_prompts(table, eligible)
+        for column, row in enumerate(rows.tolist()):
+            if row >= 0:
+                found.append((lane_of(table, row, column), shapes[column]))
     return found
 
 

@@ -10,7 +10,7 @@ The order of the ledgers and all conditions are in docs/design/scheduling-utilit
 
 from __future__ import annotations
 
-from helios.scheduler.candidates import Candidate
+from helios.scheduler.blocks import Candidate
 from helios.scheduler.errors import StalePlanError
 from helios.scheduler.plan import ScheduledPlan, SelectionReason
 from helios.scheduler.policy import Decision, Selected, rank_key, reason_of
@@ -50,7 +50,7 @@ def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candida
     # end here, because what is stale in steady load has no work.
     graphs = state.catalog.graphs
     stale_kinds = dict.fromkeys(graphs[index].kind for index in attention)
-    if not any(graphs[item.graph_index].kind in stale_kinds for item in decision.candidates):
+    if not any(decision.serves(kind) for kind in stale_kinds):
         return None
     return stale_alternative(decision.alternatives(), attention, rank=rank_key)
 

@@ -6,12 +6,12 @@ import dataclasses
 from functools import partial
 
 from helios.scheduler import exploration
-from helios.scheduler.candidates import Candidate
+from helios.scheduler.blocks import Candidate
 from helios.scheduler.paging import with_pages
 from helios.scheduler.plan import CandidateScore, ScheduledPlan
 from helios.scheduler.policy import Decided, Decision, needs_empty_queue, score_of, steps_of
 from helios.scheduler.state import State
-from helios.scheduler.utility import View
+from helios.scheduler.utility import Estimates, View
 from helios.scheduler.window import projected_view
 
 
@@ -22,6 +22,8 @@ def plan(state: State) -> ScheduledPlan | None:
         return None
     standing = state.standing()
     view = View(state.shapes, standing.durations_ms, state.policy, window.start_ns(now_ns))
+    if state.shapes.geometry.proposes:
+        view.estimates = Estimates(state.history.acceptance, state.history.forecasts)
     running = window.frames[0] if window.frames else None
     decision = Decision(projected_view(view, standing, running))
     ages = costs.ages_at(now_ns)
@@ -33,6 +35,7 @@ def plan(state: State) -> ScheduledPlan | None:
     state.decision = Decided(decision, ages, choice)
     candidate = choice.candidate
     graph_index = candidate.graph_index
+    graph = state.catalog.graphs[graph_index]
     cost_index = standing.cost_indices[graph_index]
     is_fresh = costs.is_fresh(cost_index, now_ns)
     needs_empty = choice.is_probe or needs_empty_queue(view, candidate, is_fresh=is_fresh)
@@ -41,8 +44,8 @@ def plan(state: State) -> ScheduledPlan | None:
         return None
     return ScheduledPlan(
         graph_index=graph_index,
-        graph=state.catalog.graphs[graph_index],
-        steps=with_pages(state, steps_of(candidate, state.catalog.graphs[graph_index].kind)),
+        graph=graph,
+        steps=with_pages(state, steps_of(candidate, graph.kind, state.speculation.mode)),
         estimated_duration_ns=costs.estimates_ns[cost_index],
         reason=choice.reason,
         needs_empty_queue=needs_empty,
@@ -50,6 +53,7 @@ def plan(state: State) -> ScheduledPlan | None:
         value_rate=-candidate.negative_rate,
         log_scale=decision.units.log_scale,
         cost_index=cost_index,
+        prefill_row=candidate.prefill_row,
         explanation=partial(_score, state.decision, candidate, costs.ttl_ns),
     )
 

@@ -6,44 +6,87 @@ less recently used requests, smaller physical padding, and last the catalog's or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
 from typing import NamedTuple
 
-from helios.scheduler.candidates import Candidate, single_candidates, waiting_price
-from helios.scheduler.catalog import GraphKind
+import numpy as np
+
+from helios.scheduler.blocks import Block, Candidate, Listed, rank_key
+from helios.scheduler.candidates import single_blocks, undominated, waiting_price
+from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
+from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
 from helios.scheduler.lookahead import pair_candidates
-from helios.scheduler.plan import CandidateScore, ScheduledStep, SelectionReason
+from helios.scheduler.plan import (
+    CandidateScore,
+    MixedLane,
+    MixedRole,
+    ScheduledStep,
+    SelectionReason,
+)
 from helios.scheduler.records import Phase
+from helios.scheduler.selection import Selection, best_of
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.utility import Lane, Units, View, units_of
 
-QUEUEABLE = (GraphKind.DECODE,)
-"""Kinds that may occupy both frame slots."""
+__all__ = ["Decision", "best_of", "rank_key"]
 
-RankKey = tuple[tuple[bool, float, float, int], tuple[int, ...], int, int, int, tuple[int, ...]]
+QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
+"""Kinds that may occupy both frame slots; copied proposals need the tokens before them."""
 
 
 class Decision:
     """All candidates of one view, comparable in one scale; the best one is `winner`."""
 
-    __slots__ = ("candidates", "units", "view", "waiting", "winner")
+    __slots__ = ("blocks", "units", "view", "waiting", "winner")
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.units: Units = units_of(view)
         self.waiting = waiting_price(view, self.units)
-        self.candidates = single_candidates(view, self.units, self.waiting)
-        self.candidates += pair_candidates(view, self.units, self.waiting)
-        self.winner: Candidate | None = best_of(self.candidates)
+        self.blocks: list[Block] = single_blocks(view, self.units, self.waiting)
+        pairs = pair_candidates(view, self.units, self.waiting)
+        if pairs:
+            self.blocks.append(Listed(pairs))
+        self.winner: Candidate | None = None
+        if self.blocks:
+            self.winner = Selection(self.blocks, view.shapes.geometry).winner()
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The best undominated candidate of every graph and family, made when asked for."""
+        found = [
+            undominated(self.view, block, entry)
+            for block in self.blocks
+            for entry in range(len(block.rate))
+        ]
+        return [candidate for candidate in found if candidate is not None]
+
+    def serves(self, kind: GraphKind) -> bool:
+        """Tell whether some graph of a kind has work."""
+        graphs = self.view.shapes.catalog.graphs
+        return any(
+            graphs[index].kind is kind
+            for block in self.blocks
+            for index in block.graph[block.rate > -np.inf].tolist()
+        )
 
     def alternatives(self) -> list[Candidate]:
         """Return every feasible candidate, redundant padding included: what a probe may run."""
-        singles = single_candidates(self.view, self.units, self.waiting, padded=True)
+        blocks = single_blocks(self.view, self.units, self.waiting, padded=True)
+        singles = [
+            block.best(entry)
+            for block in blocks
+            for entry in np.flatnonzero(block.rate > -np.inf).tolist()
+        ]
         return singles + pair_candidates(self.view, self.units, self.waiting, padded=True)
 
+    def candidate_of(self, graph_index: int) -> Candidate | None:
+        """Return a graph's best candidate, redundant or not; None when it can serve nobody."""
+        return best_of(c for c in self.alternatives() if c.graph_index == graph_index)
+
     def ranked(self) -> list[Candidate]:
-        """Return the candidates, best first."""
+        """Return the undominated candidates, best first."""
         return sorted(self.candidates, key=rank_key)
 
 
@@ -70,38 +113,19 @@ class Decided(NamedTuple):
     """None when there was no candidate."""
 
 
-def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the first candidate by rank; the slower half of the rank is computed for ties only."""
-    best: list[Candidate] = []
-    for candidate in candidates:
-        if not best or candidate[:4] < best[0][:4]:
-            best = [candidate]
-        elif candidate[:4] == best[0][:4]:
-            best.append(candidate)
-    return min(best, key=rank_key) if len(best) > 1 else (best[0] if best else None)
-
-
-def rank_key(candidate: Candidate) -> RankKey:
-    """Return the place of a candidate in the policy's total order (smaller is better)."""
-    following = candidate.following_index
-    return (
-        candidate[:4],
-        tuple(sorted(lane.last_used for lane in candidate.cohort)),
-        candidate.padding,
-        candidate.graph_index,
-        -1 if following is None else following,
-        tuple(lane.arrival for lane in candidate.cohort),
-    )
-
-
 def reason_of(candidate: Candidate) -> SelectionReason:
     """Return why a winner was selected."""
     return SelectionReason.ORDINARY if candidate.determinate else SelectionReason.DISCOVERY
 
 
+def is_queueable(graph: GraphDescriptor) -> bool:
+    """Tell whether a graph may occupy both frame slots."""
+    return graph.kind in QUEUEABLE and graph.source is not ProposalSource.COPY
+
+
 def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bool:
     """Tell whether the candidate depends on the completion of everything submitted before it."""
-    if not is_fresh or view.shapes.catalog.graphs[candidate.graph_index].kind not in QUEUEABLE:
+    if not is_fresh or not is_queueable(view.shapes.catalog.graphs[candidate.graph_index]):
         return True
     return any(lane.request.needs_feedback for lane in candidate.cohort)
 
@@ -132,7 +156,7 @@ def score_of(
         log_scale=units.log_scale,
         service_value=service,
         delivery_value=sum(lane.delivery for lane in cohort),
-        age_credit=age + candidate.served * candidate.age_slope * candidate.duration_ms,
+        age_credit=age + candidate.streams * candidate.age_slope * candidate.duration_ms,
         terminal_value=candidate.served * units.terminal if retires else 0.0,
         waiting_cost=0.5 * whole_ms * decision.waiting if candidate.determinate else 0.0,
         duration_ms=candidate.duration_ms,
@@ -143,8 +167,10 @@ def score_of(
     )
 
 
-def steps_of(candidate: Candidate, kind: GraphKind) -> tuple[ScheduledStep, ...]:
+def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[ScheduledStep, ...]:
     """Freeze a winner's cohort into the lanes of a plan of `kind`."""
+    if kind is GraphKind.MIXED:
+        return _mixed_steps(candidate, mode)
     if kind in STAGE_KINDS or any(lane.request.window is not None for lane in candidate.cohort):
         return tuple([_staged_step(lane, kind) for lane in candidate.cohort])
     return tuple(
@@ -156,12 +182,21 @@ def steps_of(candidate: Candidate, kind: GraphKind) -> tuple[ScheduledStep, ...]
                 lane.prompt_tokens,
                 lane.output_ceiling,
                 request.pages,
+                lane.expected_tokens,
                 incarnation=request.incarnation,
             )
             for lane in candidate.cohort
             for request in (lane.request,)
         ]
     )
+
+
+def _mixed_steps(candidate: Candidate, mode: DecodeMode) -> tuple[ScheduledStep, ...]:
+    steps = [_staged_step(lane, GraphKind.MIXED) for lane in candidate.cohort]
+    for index, step in enumerate(steps):
+        role = MixedRole.PROMPT if index == candidate.prefill_row else MixedRole.GENERATE
+        steps[index] = dataclasses.replace(step, mixed=MixedLane(role, mode))
+    return tuple(steps)
 
 
 def _staged_step(lane: Lane, kind: GraphKind) -> ScheduledStep:
@@ -174,6 +209,7 @@ def _staged_step(lane: Lane, kind: GraphKind) -> ScheduledStep:
         lane.prompt_tokens,
         lane.output_ceiling,
         request.pages,
+        lane.expected_tokens,
         snapshot_row=work.snapshot_row,
         image_index=work.image_index,
         feature_offset=work.feature_offset,

@@ -15,7 +15,7 @@ from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.service import arrival_price
 from helios.scheduler.tenants import Account
-from helios.scheduler.utility import Shapes, family_interval_ms, prompt_machine_rate
+from helios.scheduler.utility import Shapes, decode_interval_ms, prompt_machine_rate
 
 
 class Tenancy(NamedTuple):
@@ -74,9 +74,7 @@ class Standing:
                 self.terminals.append(request)
         means = self._mean_cached_tokens() if costs.has_intervals else ()
         self.cost_indices, self.durations_ms = costs.entries_at(means)
-        self.interval_ms = family_interval_ms(
-            shapes, self.durations_ms, GraphKind.DECODE, len(self.decoders)
-        )
+        self.interval_ms = decode_interval_ms(shapes, self.durations_ms, len(self.decoders))
         """Reference interval of the decode family; its inverse is both reference rates."""
         self.machine_rates = {
             request: prompt_machine_rate(shapes, self.prompt_durations_ms(costs, request), request)

@@ -68,7 +68,7 @@ class State:
     ) -> None:
         catalog.check_mode(speculation)
         self.catalog = catalog
-        self.shapes = Shapes(catalog)
+        self.shapes = Shapes(catalog, speculation)
         self.pool = ResourcePool(resources)
         self.store = CheckpointStore(self.pool)
         kinds = [graph.kind for graph in catalog.graphs]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from helios.scheduler import exploration
-from helios.scheduler.catalog import GraphKind
 from helios.scheduler.errors import FenceError, StalePlanError
 from helios.scheduler.paging import check_pages, redraw, take_pages
 from helios.scheduler.plan import ScheduledPlan, ScheduledStep
+from helios.scheduler.policy import is_queueable
 from helios.scheduler.requests import Request
 from helios.scheduler.state import State
 from helios.scheduler.units import Fence
@@ -76,4 +76,4 @@ def _check_submittable(state: State, plan: ScheduledPlan) -> bool:
             raise StalePlanError(f"the cost of {plan.graph.name} is no longer fresh")
     exploration.check_funded(state, plan, is_fresh=fresh)
     is_probe = state.funds.ledger_of(plan.reason) is not None
-    return fresh and plan.graph.kind is GraphKind.DECODE and not is_probe
+    return fresh and is_queueable(plan.graph) and not is_probe

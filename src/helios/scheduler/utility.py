@@ -10,8 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from helios.scheduler.acceptance import AcceptanceTable
 from helios.scheduler.catalog import Catalog, GraphKind
-from helios.scheduler.config import PolicyConfig
+from helios.scheduler.config import PolicyConfig, SpeculationConfig
+from helios.scheduler.forecast import ForecastTable
+from helios.scheduler.geometry import Geometry
 from helios.scheduler.requests import Request
 from helios.scheduler.service import machine_rate, reference_interval_ms
 from helios.scheduler.stages import extent_of
@@ -27,12 +33,14 @@ TAME = 1e49
 
 
 class Shapes:
-    """The graphs of a catalog by kind, smallest capacity first."""
+    """The graphs of a catalog by kind, smallest capacity first, under one decode mode."""
 
-    __slots__ = ("by_kind", "catalog")
+    __slots__ = ("by_kind", "catalog", "geometry", "speculation")
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, speculation: SpeculationConfig | None = None) -> None:
         self.catalog = catalog
+        self.speculation = SpeculationConfig() if speculation is None else speculation
+        self.geometry = Geometry(catalog, self.speculation)
         self.by_kind: tuple[tuple[Shape, ...], ...] = tuple(
             tuple(
                 (index, catalog.graphs[index].batch_capacity * catalog.graphs[index].token_capacity)
@@ -40,6 +48,15 @@ class Shapes:
             )
             for kind in GraphKind
         )
+
+
+class Estimates(NamedTuple):
+    """What the scheduler has learned about proposals, by physical row."""
+
+    acceptance: AcceptanceTable
+    forecast: ForecastTable
+    optimistic: bool = False
+    """Read the bounded optimistic survivals; for acceptance learning alone."""
 
 
 class View:
@@ -50,7 +67,9 @@ class View:
         "decoder_accounts",
         "decoders",
         "delivery_prices",
+        "durations",
         "durations_ms",
+        "estimates",
         "initializing",
         "policy",
         "prefilling",
@@ -70,8 +89,12 @@ class View:
         self.shapes = shapes
         self.durations_ms = durations_ms
         """By graph index; zero is indeterminate."""
+        self.durations: npt.NDArray[np.float64] = np.array(durations_ms)
+        """The same."""
         self.policy = policy
         self.start_ns = start_ns
+        self.estimates: Estimates | None = None
+        """What was learned about proposals; None where nothing speculates."""
         self.decoders: list[Request] = []
         self.token_prices: list[float] = []
         """Of the decoders in their order; zero while no reference rate made it physical."""
@@ -90,6 +113,10 @@ class View:
         self.terminals: list[Request] = []
         self.terminal_ages_ms: list[float] = []
 
+    def decode_interval_ms(self) -> float | None:
+        """Return the reference interval of the decoders; None if unmeasured."""
+        return decode_interval_ms(self.shapes, self.durations, len(self.decoders))
+
     def interval_ms(self, kind: GraphKind, rows: int) -> float | None:
         """Return the reference interval of a family of all `rows` streams; None if unmeasured."""
         return family_interval_ms(self.shapes, self.durations_ms, kind, rows)
@@ -98,6 +125,19 @@ class View:
 def prefill_kind(request: Request) -> GraphKind:
     """Return the only kind of graph that may consume the request's prompt."""
     return GraphKind.SCORED_PREFILL if request.spec.scored else GraphKind.PREFILL
+
+
+def decode_interval_ms(
+    shapes: Shapes, durations_ms: Sequence[float] | npt.NDArray[np.float64], streams: int
+) -> float | None:
+    """Return sigma = min K*T/min(B, K) over the measured programs that serve decoders."""
+    programs = shapes.geometry.generating
+    durations = np.asarray(durations_ms)[programs.graph]
+    measured = durations > 0.0
+    if not streams or not measured.any():
+        return None
+    spacing = durations[measured] / np.minimum(programs.batch[measured], streams)
+    return streams * float(spacing.min())
 
 
 def family_interval_ms(
@@ -213,6 +253,8 @@ class Lane(NamedTuple):
     age: float
     prompt_tokens: int
     output_ceiling: int
+    expected_tokens: float = 0.0
+    """Output tokens that the value expects."""
 
 
 def decode_lanes(view: View, units: Units, interval_ms: float | None) -> list[Lane]:
@@ -237,7 +279,17 @@ def decode_lanes(view: View, units: Units, interval_ms: float | None) -> list[La
         value = service + visible + age
         lanes.append(
             Lane(
-                -value, request.last_used, 0, request.arrival, request, service, visible, age, 0, 1
+                -value,
+                request.last_used,
+                0,
+                request.arrival,
+                request,
+                service,
+                visible,
+                age,
+                0,
+                1,
+                1.0,
             )
         )
     lanes.sort()
@@ -321,4 +373,5 @@ def prompt_lane(prompt: Prompt, capacity: int) -> Lane:
         0.0,
         consumed,
         ceiling,
+        float(ceiling),
     )

@@ -1,0 +1,144 @@
+"""Candidates, and blocks of them: one entry per graph, its score in arrays, its cohort on demand.
+
+Most entries of a decision are never looked at again, so a block keeps numbers and materialises the
+lanes of an entry when it may win, or when someone asks for an explanation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from helios.scheduler.geometry import Flags, Integers
+from helios.scheduler.streams import Floats
+from helios.scheduler.utility import Lane
+
+
+class Candidate(NamedTuple):
+    """A shape with its cohort. The first four fields are the leading part of its rank."""
+
+    determinate: bool
+    negative_rate: float
+    known_ms: float
+    negative_served: int
+    graph_index: int
+    duration_ms: float
+    lanes: Sequence[Lane]
+    """The sorted lanes that the cohort is a prefix of."""
+    age_slope: float
+    """Age credit that each served stream gains per ms of the graph's duration."""
+    padding: int
+    following_index: int | None
+    following_ms: float
+    following_lane: Lane | None
+    prefill_row: int = -1
+    """Place of a mixed graph's prompt row in the cohort; -1 for none."""
+    is_mixed: bool = False
+
+    @property
+    def served(self) -> int:
+        """Requests that the submitted graph advances."""
+        return -self.negative_served
+
+    @property
+    def cohort(self) -> Sequence[Lane]:
+        """The lanes of the submitted graph."""
+        return self.lanes[: -self.negative_served]
+
+    @property
+    def streams(self) -> int:
+        """Lanes that gain the age slope: all but a mixed graph's prompt row."""
+        return self.served - (self.prefill_row >= 0)
+
+
+RankKey = tuple[tuple[bool, float, float, int], tuple[int, ...], int, int, int, tuple[int, ...]]
+
+
+def rank_key(candidate: Candidate) -> RankKey:
+    """Return the place of a candidate in the policy's total order (smaller is better)."""
+    following = candidate.following_index
+    used = sorted((lane.last_used, lane.arrival) for lane in candidate.cohort)
+    return (
+        candidate[:4],
+        tuple([last_used for last_used, _ in used]),
+        candidate.padding,
+        candidate.graph_index,
+        -1 if following is None else following,
+        tuple([arrival for _, arrival in used]),
+    )
+
+
+def rate_of(value: float, duration_ms: float, waiting: float) -> float:
+    """Return value per time less the waiting cost; the plain value while indeterminate.
+
+    `waiting` is the sum of the age coefficients of every active decoder and terminal row.
+    """
+    if duration_ms <= 0.0:
+        return value
+    return value / duration_ms - 0.5 * duration_ms * waiting
+
+
+def rates_of(values: Floats, durations_ms: Floats, waiting: float) -> Floats:
+    """Return `rate_of` of arrays."""
+    known = durations_ms > 0.0
+    rates = np.divide(values, durations_ms, out=values.copy(), where=known)
+    return np.where(known, rates - 0.5 * durations_ms * waiting, rates)
+
+
+class Block(Protocol):
+    """Entries of one family: arrays [entries] of float64, int64 and bool."""
+
+    @property
+    def graph(self) -> Integers:
+        """Graph index of the submitted graph."""
+
+    @property
+    def rate(self) -> Floats:
+        """Score of the entry's best cohort, or an upper bound where `settled` is false."""
+
+    @property
+    def known_ms(self) -> Floats:
+        """Known time; zero while nothing of it is measured."""
+
+    @property
+    def determinate(self) -> Flags:
+        """Every duration that the entry depends on is measured."""
+
+    @property
+    def served(self) -> Integers:
+        """Requests that the entry advances, at most where `settled` is false."""
+
+    @property
+    def settled(self) -> Flags:
+        """Rate and served are those of the best cohort."""
+
+    def best(self, entry: int) -> Candidate:
+        """Return the entry's best cohort as a candidate."""
+
+    def rivals(self, entry: int) -> list[Candidate]:
+        """Return the cohorts among which is the entry's best undominated one, if there is any."""
+
+
+class Listed:
+    """A block of candidates that exist already."""
+
+    __slots__ = ("candidates", "determinate", "graph", "known_ms", "rate", "served", "settled")
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.candidates = candidates
+        self.graph: Integers = np.array([c.graph_index for c in candidates], dtype=np.int64)
+        self.rate: Floats = np.array([-c.negative_rate for c in candidates])
+        self.known_ms: Floats = np.array([c.known_ms for c in candidates])
+        self.determinate: Flags = np.array([c.determinate for c in candidates], dtype=bool)
+        self.served: Integers = np.array([c.served for c in candidates], dtype=np.int64)
+        self.settled: Flags = np.ones(len(candidates), dtype=bool)
+
+    def best(self, entry: int) -> Candidate:
+        """Return the candidate."""
+        return self.candidates[entry]
+
+    def rivals(self, entry: int) -> list[Candidate]:
+        """Return the candidate alone: its maker has compared the alternatives."""
+        return [self.candidates[entry]]

@@ -1,0 +1,38 @@
+"""Redundant physical shapes: a smaller one of the same kind does the same work for the same cohort.
+
+No timing can make redundant padding preferable, so such a candidate never competes, measured or
+not. Probes are exempt: they do not go through here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helios.scheduler.blocks import Candidate
+from helios.scheduler.geometry import Geometry
+from helios.scheduler.stages import extent_of
+
+
+def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
+    """Tell whether a smaller shape holds the same cohort, prefixes and prompt work.
+
+    Two-stage candidates are compared where they are made, by both of their shapes.
+    """
+    smaller = geometry.smaller[candidate.graph_index]
+    if candidate.following_index is not None or not len(smaller):
+        return False
+    cohort = candidate.cohort
+    lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
+    # Ceilings of a device may exceed P together; then another P shares its rows differently.
+    packed = min(sum(lengths), int(geometry.packed[candidate.graph_index]))
+    holds = (
+        (geometry.batch[smaller] >= candidate.served)
+        & (geometry.width[smaller] >= max(lengths, default=0))
+        & (geometry.packed[smaller] >= packed)
+    )
+    for lane in cohort:
+        if lane.prompt_tokens:
+            capacities = geometry.prompt[smaller].tolist()
+            extents = [extent_of(lane.request, capacity) for capacity in capacities]
+            holds &= np.array(extents) == lane.prompt_tokens
+    return bool(holds.any())

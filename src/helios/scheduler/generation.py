@@ -1,0 +1,304 @@
+"""Blocks of programs that serve decoders: ordinary decode, rounds, and mixed graphs.
+
+    sorted lane values decide      decode, rectangular rounds, mixed, and any cohort that fits P
+    knapsack.py decides            fixed selection where P constrains
+    rounds.Frontier decides        adaptive selection where P constrains
+
+The last two are evaluated only for entries whose upper bound can still win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from helios.scheduler.blocks import Candidate, rank_key, rate_of, rates_of
+from helios.scheduler.config import DecodeMode
+from helios.scheduler.geometry import Flags, Generating, Integers
+from helios.scheduler.knapsack import FixedLanes
+from helios.scheduler.prompts import PromptTable, best_prompts, lane_of
+from helios.scheduler.rounds import (
+    Cohort,
+    Frontier,
+    Pricing,
+    program_yields,
+    yields_of,
+)
+from helios.scheduler.streams import Floats, LaneTable, Streams, lane_table
+from helios.scheduler.utility import Estimates, Lane, View
+
+
+class Scene(NamedTuple):
+    """What all blocks of one decision share."""
+
+    view: View
+    streams: Streams
+    table: LaneTable
+    durations_ms: Floats
+    """By graph index; zero is indeterminate."""
+    slope: float
+    """Age credit of a served stream per ms of the graph's duration."""
+    waiting: float
+    """Sum of the age coefficients of every active decoder and terminal row."""
+    inexact: Flags
+    """Lane classes whose yields bound several programs."""
+    orders: tuple[Floats | None, ...]
+    """Of each variant, the probabilities that order the device's admissions."""
+    estimates: Estimates | None
+
+
+def scene_of(view: View, streams: Streams, *, slope: float, waiting: float) -> Scene:
+    """Price every stream's lane in every class of the catalog."""
+    programs, estimates = view.shapes.geometry.generating, view.estimates
+    yields = yields_of(streams, programs, estimates, view.policy.adaptive_verification_alpha)
+    inexact: Flags = np.repeat([not variant.is_exact for variant in yields], programs.widths)
+    orders = tuple([variant.order for variant in yields])
+    table = lane_table(streams, yields)
+    durations: Floats = view.durations
+    return Scene(view, streams, table, durations, slope, waiting, inexact, orders, estimates)
+
+
+class Generation:
+    """One entry per program: its best cohort of decoders, beside its best prompt if it has one."""
+
+    __slots__ = (
+        "_columns",
+        "_lanes",
+        "_programs",
+        "_prompts",
+        "_rows",
+        "_scene",
+        "determinate",
+        "graph",
+        "known_ms",
+        "rate",
+        "served",
+        "settled",
+    )
+
+    def __init__(
+        self, scene: Scene, programs: Generating, prompts: PromptTable | None = None
+    ) -> None:
+        """Evaluate `programs` with decoders alone, or, given `prompts`, beside a prompt row."""
+        self._scene, self._programs, self._prompts = scene, programs, prompts
+        self.graph: Integers = programs.graph
+        self.known_ms: Floats = scene.durations_ms[programs.graph]
+        self.determinate: Flags = self.known_ms > 0.0
+        room = programs.batch if prompts is None else programs.batch - 1
+        self._lanes: Integers = np.minimum(room, len(scene.streams.requests))
+        self.settled: Flags = ~scene.inexact[programs.lane_class]
+        self._fit()
+        value = scene.table.sums[programs.lane_class, self._lanes]
+        value = value + self._lanes * scene.slope * self.known_ms
+        self.served: Integers = self._lanes
+        if prompts is None:
+            rate = rates_of(value, self.known_ms, scene.waiting)
+            # Not even one whole lane fits P: such a program serves nobody now.
+            self.rate: Floats = np.where(self._lanes > 0, rate, -np.inf)
+            return
+        self._columns: Integers = np.searchsorted(prompts.capacities, programs.prompt)
+        everyone: Flags = np.ones(prompts.extents.shape, dtype=bool)
+        self._rows: Integers = best_prompts(prompts, everyone)[self._columns]
+        self.served = self._lanes + 1
+        value += prompts.service[self._rows, self._columns]
+        rate = rates_of(value, self.known_ms, scene.waiting)
+        self.rate = np.where(self._rows >= 0, rate, -np.inf)
+
+    def _fit(self) -> None:
+        """Bound the lanes of programs that P constrains; whoever fits P is settled."""
+        programs, table = self._programs, self._scene.table
+        ragged = np.flatnonzero(programs.is_ragged)
+        if not len(ragged):
+            return
+        classes, packed = programs.lane_class[ragged], programs.packed[ragged]
+        lanes = self._lanes[ragged]
+        if self._is_fixed():
+            # No cohort has more whole lanes than the shortest ones that fill P.
+            fitting = (table.fewest[classes] <= packed[:, None]).sum(axis=1) - 1
+            lanes = self._lanes[ragged] = np.minimum(lanes, fitting)
+        self.settled[ragged] &= table.rows[classes, lanes] <= packed
+
+    def _is_fixed(self) -> bool:
+        return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED
+
+    # Cohorts --------------------------------------------------------------------------------------
+
+    def best(self, entry: int) -> Candidate:
+        """Return the entry's best cohort as a candidate."""
+        pricing = self._pricing(entry)
+        prompt = None if self._prompts is None else self._prompt_lane(entry, self._rows[entry])
+        found = [
+            self._candidate(entry, pricing, cohort, prompt)
+            for cohort in self._cohorts(entry, pricing)
+        ]
+        return found[0] if len(found) == 1 else min(found, key=rank_key)
+
+    def _pricing(self, entry: int) -> Pricing:
+        programs, scene = self._programs, self._scene
+        lane_class, variant = int(programs.lane_class[entry]), int(programs.variant[entry])
+        if not scene.inexact[lane_class] or scene.estimates is None:
+            first = programs.first_class[variant]
+            return Pricing(scene.table, first, lane_class, scene.orders[variant])
+        width = int(programs.width[entry])
+        graph, alpha = int(programs.graph[entry]), scene.view.policy.adaptive_verification_alpha
+        yields = program_yields(scene.streams, graph, width, scene.estimates, alpha)
+        return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
+
+    def _cohorts(self, entry: int, pricing: Pricing, *, every: bool = False) -> list[Cohort]:
+        """Return the best cohorts, more than one on a tie, or all that are compared."""
+        table, lane_class = pricing.table, pricing.lane_class
+        lanes, packed = int(self._lanes[entry]), int(self._programs.packed[entry])
+        if table.rows[lane_class, lanes] <= packed:
+            members = table.order[lane_class, :lanes]
+            return [Cohort(members, table.lengths[lane_class, members], is_prefix=True)]
+        if self._is_fixed():
+            return self._packed(entry, pricing)
+        bonus = self._scene.slope * float(self.known_ms[entry])
+        frontier = Frontier(self._scene.streams, pricing)
+        return frontier.cohorts(lanes, packed, bonus, every=every)
+
+    def _packed(
+        self, entry: int, pricing: Pricing, above: int = 0, forced: Sequence[int] = ()
+    ) -> list[Cohort]:
+        """Return the best cohort of whole lanes with more than `above` rows and all of `forced`."""
+        table, lane_class, programs = pricing.table, pricing.lane_class, self._programs
+        lengths = table.lengths[lane_class]
+        free = np.delete(np.arange(len(lengths)), forced)
+        used = [self._scene.streams.requests[lane].last_used for lane in free.tolist()]
+        packing = FixedLanes(table.values[lane_class][free], lengths[free], used)
+        room = int(programs.batch[entry]) - (self._prompts is not None) - len(forced)
+        taken = int(lengths[list(forced)].sum())
+        bonus = self._scene.slope * float(self.known_ms[entry])
+        packed = int(programs.packed[entry])
+        members = packing.best(room, packed - taken, bonus, above - taken)
+        if members is None:
+            return []
+        chosen = np.concatenate([np.array(forced, dtype=np.int64), free[members]])
+        return [Cohort(chosen, lengths[chosen])]
+
+    def rivals(self, entry: int) -> list[Candidate]:
+        """Return the cohorts among which is the entry's best undominated one, if there is any.
+
+        A cohort escapes a smaller shape by a longer lane, by more rows or by a longer prompt chunk,
+        so the best cohorts beyond each smaller capacity are enough.
+        """
+        geometry = self._scene.view.shapes.geometry
+        smaller = geometry.smaller[int(self._programs.graph[entry])]
+        pricing = self._pricing(entry)
+        cohorts = self._cohorts(entry, pricing, every=True)
+        if len(smaller) and (self._is_fixed() or len(cohorts) == 1):
+            ragged = geometry.packed[smaller] < geometry.batch[smaller] * geometry.width[smaller]
+            aboves = [0, *np.unique(geometry.packed[smaller][ragged]).tolist()]
+            widths = np.unique(geometry.width[smaller]).tolist()
+            for above in aboves:
+                cohorts += self._packed(entry, pricing, above) if above else []
+                for forced in self._longer(pricing, widths):
+                    cohorts += self._packed(entry, pricing, above, [forced])
+        prompts: Sequence[Lane | None] = [None]
+        if self._prompts is not None:
+            prompts = self._longer_prompts(entry, np.unique(geometry.prompt[smaller]).tolist())
+        return [
+            self._candidate(entry, pricing, cohort, prompt)
+            for cohort in cohorts
+            for prompt in prompts
+        ]
+
+    def _longer(self, pricing: Pricing, widths: Sequence[int]) -> list[int]:
+        """Return the best lane of every length above one of the widths."""
+        lengths = pricing.table.lengths[pricing.lane_class]
+        ranked = pricing.table.order[pricing.lane_class].tolist()
+        found: dict[int, int] = {}
+        for lane in ranked:
+            length = int(lengths[lane])
+            if length not in found and any(length > width for width in widths):
+                found[length] = lane
+        return list(found.values())
+
+    def _longer_prompts(self, entry: int, capacities: Sequence[int]) -> list[Lane]:
+        """Return the best prompt, and the best that goes beyond each smaller prompt capacity."""
+        assert self._prompts is not None
+        table, column = self._prompts, int(self._columns[entry])
+        rows = [int(self._rows[entry])]
+        for place in np.searchsorted(table.capacities, capacities).tolist():
+            beyond = table.extents > table.extents[:, [place]]
+            rows.append(int(best_prompts(table, beyond)[column]))
+        return [self._prompt_lane(entry, row) for row in dict.fromkeys(rows) if row >= 0]
+
+    # Candidates -----------------------------------------------------------------------------------
+
+    def _prompt_lane(self, entry: int, row: int) -> Lane:
+        assert self._prompts is not None
+        return lane_of(self._prompts, int(row), int(self._columns[entry]))
+
+    def _candidate(
+        self, entry: int, pricing: Pricing, cohort: Cohort, prompt: Lane | None
+    ) -> Candidate:
+        scene, programs = self._scene, self._programs
+        duration_ms = float(self.known_ms[entry])
+        lanes = lanes_of(scene.streams, pricing, cohort)
+        served, total = len(lanes), 0.0
+        for lane in lanes:
+            total -= lane.negative_value
+        total += served * scene.slope * duration_ms
+        used = int(cohort.lengths.sum())
+        capacity = int(programs.packed[entry])
+        if programs.prompt[entry]:
+            width = int(programs.width[entry])
+            capacity = int(programs.prompt[entry]) + (int(programs.batch[entry]) - 1) * width
+        if prompt is not None:
+            total += prompt.service
+            used += prompt.prompt_tokens
+            served += 1
+            lanes = [prompt, *lanes]
+        elif cohort.is_prefix:
+            others = pricing.table.order[pricing.lane_class, served:]
+            lengths = pricing.table.lengths[pricing.lane_class, others]
+            lanes += lanes_of(scene.streams, pricing, Cohort(others, lengths))
+        return Candidate(
+            duration_ms > 0.0,
+            -rate_of(total, duration_ms, scene.waiting),
+            duration_ms,
+            -served,
+            int(programs.graph[entry]),
+            duration_ms,
+            lanes,
+            scene.slope,
+            capacity - used,
+            None,
+            0.0,
+            None,
+            -1 if prompt is None else 0,
+            bool(programs.prompt[entry]),
+        )
+
+
+def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
+    """Return the lanes of a cohort, the most valuable first."""
+    table, members = pricing.table, cohort.members
+    classes = pricing.class_of(cohort.lengths)
+    tokens, values = table.tokens[classes, members], table.values[classes, members]
+    # A device is given ceilings: how it shares its rows is only expected here.
+    ceilings = cohort.lengths if pricing.by is None else table.lengths[pricing.lane_class, members]
+    requests = [streams.requests[member] for member in members.tolist()]
+    lanes = [
+        Lane(-value, request.last_used, 0, request.arrival, request, *terms)
+        for value, request, *terms in zip(
+            values.tolist(),
+            requests,
+            (tokens * streams.token[members]).tolist(),
+            streams.delivery[members].tolist(),
+            streams.age[members].tolist(),
+            (0,) * len(requests),
+            ceilings.tolist(),
+            tokens.tolist(),
+            strict=True,
+        )
+    ]
+    lanes.sort(key=_place)
+    return lanes
+
+
+def _place(lane: Lane) -> tuple[float, int, int]:
+    return lane.negative_value, lane.last_used, lane.arrival

@@ -1,0 +1,191 @@
+"""The capacities of a catalog's graphs in arrays, and which shapes could make which redundant.
+
+Nothing here depends on requests or on time: it is computed once per catalog and decode mode.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from helios.scheduler.catalog import (
+    Catalog,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    RowAllocation,
+)
+from helios.scheduler.config import SpeculationConfig
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+Variant = tuple[ProposalSource, RowAllocation]
+"""Lanes of one variant have the same yields at the same length."""
+
+GENERATING_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
+"""Kinds whose programs commit output tokens of decoders."""
+
+PLAIN: Variant = (ProposalSource.LEARNED, RowAllocation.HOST)
+"""The variant that programs of width one belong to: their lanes have one row in every variant."""
+
+
+class Generating(NamedTuple):
+    """The programs that decoders may run in, in the catalog's order; arrays are int64 [programs].
+
+    A lane class is one variant at one width: class `first_class[variant] + width - 1`.
+    """
+
+    graph: Integers
+    batch: Integers
+    width: Integers
+    """Most target rows of a lane, min(D + 1, W)."""
+    packed: Integers
+    """Aggregate target rows (P)."""
+    prompt: Integers
+    """Prompt capacity of a mixed program, else 0."""
+    variant: Integers
+    lane_class: Integers
+    is_ragged: Flags
+    """P is below B * width, so a cohort of whole lanes may not fit."""
+    variants: tuple[Variant, ...]
+    first_class: tuple[int, ...]
+    widths: tuple[int, ...]
+    """Of each variant, the widest program."""
+
+    @property
+    def classes(self) -> int:
+        """The number of lane classes."""
+        return self.first_class[-1] + self.widths[-1]
+
+
+class Geometry:
+    """Capacities by graph index, the generating programs, and structural dominance."""
+
+    __slots__ = (
+        "batch",
+        "generating",
+        "mixed",
+        "mixed_capacities",
+        "packed",
+        "prompt",
+        "proposes",
+        "smaller",
+        "width",
+    )
+
+    def __init__(self, catalog: Catalog, speculation: SpeculationConfig) -> None:
+        graphs = catalog.graphs
+        self.batch: Integers = _integers([graph.batch_capacity for graph in graphs])
+        self.width: Integers = _integers([_row_width(graph) for graph in graphs])
+        self.packed: Integers = _integers([graph.rows for graph in graphs])
+        self.prompt: Integers = _integers([_prompt_capacity(graph) for graph in graphs])
+        self.generating = _generating(catalog, speculation)
+        """Programs whose cohort may consist of decoders alone."""
+        self.proposes = self.generating.classes > 1
+        """Some of them verify proposals, so that acceptance prices them."""
+        self.mixed = chosen(self.generating, self.generating.prompt > 0)
+        """Those of them that may also carry one prompt row."""
+        self.mixed_capacities: Integers = np.unique(self.mixed.prompt)
+        """Prompt capacities of the mixed programs, ascending."""
+        self.smaller = _smaller(catalog, self)
+        """By graph index, the graphs that can make it redundant for some cohort."""
+
+
+def chosen(programs: Generating, which: Flags) -> Generating:
+    """Return the programs for which `which` is true; lane classes keep their numbers."""
+    return programs._replace(
+        graph=programs.graph[which],
+        batch=programs.batch[which],
+        width=programs.width[which],
+        packed=programs.packed[which],
+        prompt=programs.prompt[which],
+        variant=programs.variant[which],
+        lane_class=programs.lane_class[which],
+        is_ragged=programs.is_ragged[which],
+    )
+
+
+def lane_width(graph: GraphDescriptor) -> int:
+    """Return the most target rows of a lane: the proposals and the pending token, at most W."""
+    return min(graph.proposal_depth + 1, graph.token_capacity)
+
+
+def _integers(values: list[int]) -> Integers:
+    return np.array(values, dtype=np.int64)
+
+
+def _row_width(graph: GraphDescriptor) -> int:
+    is_prompt = graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+    return 1 if is_prompt else graph.token_capacity
+
+
+def _prompt_capacity(graph: GraphDescriptor) -> int:
+    is_prompt = graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+    return graph.token_capacity if is_prompt else graph.prefill_capacity
+
+
+def _variant(graph: GraphDescriptor) -> Variant:
+    if lane_width(graph) == 1:
+        return PLAIN
+    is_device = graph.allocation is RowAllocation.DEVICE
+    return graph.source, RowAllocation.DEVICE if is_device else RowAllocation.HOST
+
+
+def _generating(catalog: Catalog, speculation: SpeculationConfig) -> Generating:
+    members = [
+        (index, graph)
+        for index, graph in enumerate(catalog.graphs)
+        if catalog.generates(graph, speculation)
+    ]
+    widest = {PLAIN: 1}
+    for _, graph in members:
+        variant = _variant(graph)
+        widest[variant] = max(widest.get(variant, 1), lane_width(graph))
+    variants = (PLAIN, *sorted(variant for variant in widest if variant != PLAIN))
+    widths = tuple(widest[variant] for variant in variants)
+    first = tuple(sum(widths[:i]) for i in range(len(widths)))
+    width = _integers([lane_width(graph) for _, graph in members])
+    batch = _integers([graph.batch_capacity for _, graph in members])
+    packed = _integers([graph.rows for _, graph in members])
+    variant_of = _integers([variants.index(_variant(graph)) for _, graph in members])
+    return Generating(
+        _integers([index for index, _ in members]),
+        batch,
+        width,
+        packed,
+        _integers([graph.prefill_capacity for _, graph in members]),
+        variant_of,
+        _integers(list(first))[variant_of] + width - 1,
+        packed < batch * width,
+        variants,
+        first,
+        widths,
+    )
+
+
+def _smaller(catalog: Catalog, geometry: Geometry) -> tuple[Integers, ...]:
+    """Return, by graph index, the graphs that can make it redundant for some cohort.
+
+    They may run in this decode mode and have the same kind, proposal depth, source and allocation,
+    no capacity larger and at least one smaller. Programs that propose differently do different work
+    for the same lanes.
+    """
+    capacities = np.stack([geometry.batch, geometry.width, geometry.packed, geometry.prompt])
+    family = [
+        (g.kind, g.proposal_depth, g.source, g.allocation, g.speculation_enabled)
+        for g in catalog.graphs
+    ]
+    runnable = dict.fromkeys(geometry.generating.graph.tolist())
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, key in enumerate(family):
+        if index in runnable or key[0] not in GENERATING_KINDS:
+            groups.setdefault(key, []).append(index)
+    found = []
+    for index, key in enumerate(family):
+        group = _integers(groups.get(key, []))
+        own, others = capacities[:, [index]], capacities[:, group]
+        found.append(group[(others <= own).all(axis=0) & (others < own).any(axis=0)])
+    return tuple(found)

@@ -1,0 +1,199 @@
+"""Rounds: expected yields of every variant, and the cohorts of programs that P rows constrain.
+
+A program whose rows do not constrain individual prefixes is decided by sorted lane values alone.
+Where P constrains, fixed selection keeps whole lanes (knapsack.py), and adaptive selection compares
+the prefixes of three orderings, each priced by the causal allocation of its own P rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from helios.scheduler.acceptance import COPY, LEARNED
+from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
+from helios.scheduler.catalog import ProposalSource, RowAllocation
+from helios.scheduler.forecast import priced_survivals
+from helios.scheduler.geometry import Generating, Integers
+from helios.scheduler.streams import Floats, LaneTable, Streams, Yields, ranked
+from helios.scheduler.utility import Estimates
+
+SLACK = 1e-9
+"""Relative room for rounding when an upper bound is compared with a score."""
+
+
+def yields_of(
+    streams: Streams, programs: Generating, estimates: Estimates | None, alpha: float
+) -> list[Yields]:
+    """Return the expected yields of every variant of the generating programs."""
+    if estimates is None or programs.classes == 1 or not streams.requests:
+        count = len(streams.requests)
+        return [Yields(np.zeros((count, width - 1)), streams.limits) for width in programs.widths]
+    reader = _Reader(streams, estimates, alpha)
+    found = []
+    for index, (source, allocation) in enumerate(programs.variants):
+        width = programs.widths[index]
+        if allocation is RowAllocation.DEVICE:
+            found.append(reader.device(programs.graph[programs.variant == index], width))
+        else:
+            found.append(reader.host(source, width))
+    return found
+
+
+def program_yields(
+    streams: Streams, graph_index: int, width: int, estimates: Estimates, alpha: float
+) -> Yields:
+    """Return the exact yields of one device-allocated program."""
+    graphs = np.array([graph_index], dtype=np.int64)
+    return _Reader(streams, estimates, alpha).device(graphs, width)
+
+
+class _Reader:
+    """Reads the estimates of a decision's streams."""
+
+    __slots__ = ("_alpha", "_estimates", "_generated", "_rows", "_streams")
+
+    def __init__(self, streams: Streams, estimates: Estimates, alpha: float) -> None:
+        self._streams, self._estimates, self._alpha = streams, estimates, alpha
+        self._rows = _integers([request.row for request in streams.requests])
+        self._generated = _integers([request.output_count for request in streams.requests])
+
+    def host(self, source: ProposalSource, width: int) -> Yields:
+        limits = self._streams.limits
+        if source is ProposalSource.COPY:
+            copies = _integers([1 + request.copies for request in self._streams.requests])
+            limits = np.minimum(limits, copies)
+        return Yields(self._raised(self._survivals(source), width), limits)
+
+    def device(self, graphs: Integers, width: int) -> Yields:
+        """Return yields that bound all `graphs`; exact when their forecasts agree.
+
+        Programs have population priors of their own, which speak for rows without any forecast.
+        """
+        forecasts = self._estimates.forecast.means_of_programs(self._rows, graphs.tolist())
+        first = forecasts[0]
+        is_exact = bool((forecasts == first).all())
+        if self._estimates.optimistic:
+            priced = self._survivals(ProposalSource.LEARNED)
+        else:
+            best = first if is_exact else forecasts.max(axis=0)
+            acceptance = self._estimates.acceptance
+            priced = priced_survivals(acceptance, best, self._rows, self._generated)
+        order = first[:, : width - 1]
+        return Yields(self._raised(priced, width), self._streams.limits, order, is_exact)
+
+    def _survivals(self, source: ProposalSource) -> Floats:
+        index = COPY if source is ProposalSource.COPY else LEARNED
+        acceptance = self._estimates.acceptance
+        if self._estimates.optimistic:
+            return acceptance.optimistic(self._rows, index, self._generated)
+        return acceptance.survivals(self._rows, index)
+
+    def _raised(self, survivals: Floats, width: int) -> Floats:
+        gains = survivals[:, : width - 1]
+        return gains if self._alpha == 1.0 else gains**self._alpha
+
+
+def _integers(values: list[int]) -> Integers:
+    return np.array(values, dtype=np.int64)
+
+
+class Pricing(NamedTuple):
+    """One lane class of a table, and the classes of the same variant from width 1 to it."""
+
+    table: LaneTable
+    first: int
+    lane_class: int
+    by: Floats | None
+    """What orders the device's admissions; None where the host's priced marginals do."""
+
+    def class_of(self, lengths: Integers) -> Integers:
+        """Return the class in which lanes of these lengths stand."""
+        return self.first + lengths - 1
+
+
+class Cohort(NamedTuple):
+    """Streams of one program with the target rows of each."""
+
+    members: Integers
+    """Indices of streams, ascending."""
+    lengths: Integers
+    """Target rows that the value expects of each member."""
+    value: float = 0.0
+    """Sum of lane values and of the bonus of each lane; zero where nobody compares it."""
+    is_prefix: bool = False
+    """The most valuable lanes, in their order."""
+
+
+class Frontier:
+    """The proposals of all streams at one lane class, and how P rows are shared in a cohort."""
+
+    __slots__ = ("_admissions", "_first", "_rankings", "_table", "_tops")
+
+    def __init__(self, streams: Streams, pricing: Pricing) -> None:
+        table, first, lane_class, by = pricing
+        self._table = table
+        self._first = first
+        width = lane_class - first
+        lengths = table.lengths[lane_class]
+        tokens = np.diff(table.tokens[first : lane_class + 1], axis=0)
+        marginals = (tokens * streams.token).T
+        slots = _integers([request.row for request in streams.requests])
+        claims = marginals if by is None else by[:, :width]
+        self._admissions = frontier_order(claims, lengths, slots)
+        falling = -np.sort(-marginals, axis=None)
+        self._tops: Floats = np.zeros(len(falling) + 1)
+        np.cumsum(falling, out=self._tops[1:])
+        whole = table.values[lane_class]
+        keys = np.stack([whole, table.values[first], whole / lengths])
+        self._rankings = ranked(keys, np.broadcast_to(lengths, keys.shape), streams.used)
+
+    @property
+    def tops(self) -> Floats:
+        """Sums of the 0, 1, ... largest marginals of all streams."""
+        return self._tops
+
+    def cohorts(self, batch: int, packed: int, bonus: float, *, every: bool) -> list[Cohort]:
+        """Return the best cohorts among the prefixes of the three orderings, at most B of them.
+
+        Only the best value is returned (more than one cohort on a tie), or all when `every`.
+        """
+        count = self._table.values.shape[1]
+        sizes = np.arange(1, min(batch, packed, count) + 1)
+        pending = self._table.values[self._first][self._rankings]
+        spare = np.minimum(packed - sizes, len(self._tops) - 1)
+        bounds = np.cumsum(pending, axis=1)[:, : len(sizes)] + self._tops[spare] + bonus * sizes
+        if len(sizes) == count:
+            # Every ordering ends in the same cohort, so one of the three stands for all.
+            bounds[1:, -1] = -np.inf
+        todo = np.isfinite(bounds)
+        if every:
+            return self._priced(np.argwhere(todo), packed, bonus)
+        best: list[Cohort] = []
+        while todo.any():
+            floor = best[0].value if best else bounds[todo].max()
+            wanted = todo & (bounds >= floor - SLACK * max(abs(floor), 1.0))
+            if not wanted.any():
+                break
+            todo &= ~wanted
+            best += self._priced(np.argwhere(wanted), packed, bonus)
+            top = max(cohort.value for cohort in best)
+            best = [cohort for cohort in best if cohort.value == top]
+        return best
+
+    def _priced(self, places: Integers, packed: int, bonus: float) -> list[Cohort]:
+        """Price prefixes: `places` [m, 2] are an ordering and a size less one."""
+        table, count = self._table, self._table.values.shape[1]
+        ranks = np.argsort(self._rankings, axis=1)[places[:, 0]]
+        members = ranks <= places[:, [1]]
+        lengths = lengths_of_cohorts(
+            self._admissions, members, np.full(len(places), packed, dtype=np.int64)
+        )
+        lane = table.values[self._first + np.maximum(lengths, 1) - 1, np.arange(count)]
+        values = np.where(members, lane, 0.0).sum(axis=1) + bonus * (places[:, 1] + 1)
+        found = []
+        for inside, length, value in zip(members, lengths, values, strict=True):
+            chosen = np.flatnonzero(inside)
+            found.append(Cohort(chosen, length[chosen], float(value)))
+        return found

@@ -1,0 +1,149 @@
+"""The decoders of one decision in arrays, and what a lane of each is worth at every length.
+
+Rows of every array follow one order, less recently used first, then admission: it is the order of
+every tie inside a cohort, so a stable sort by value needs no further key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from helios.scheduler.geometry import Integers
+from helios.scheduler.requests import Request
+from helios.scheduler.utility import Units, View
+
+Floats = npt.NDArray[np.float64]
+_Number = TypeVar("_Number", np.float64, np.int64)
+
+
+class Streams(NamedTuple):
+    """Decoders with the values of one token, of one delivery, and of their age; float64 [n]."""
+
+    requests: Sequence[Request]
+    token: Floats
+    delivery: Floats
+    age: Floats
+    """Age credit at the graph's start."""
+    limits: Integers
+    """Most target rows of a round, the pending token included; at least 1."""
+    used: Integers
+    """Commit number of the last frame that held each."""
+
+
+class Yields(NamedTuple):
+    """What rounds of one variant are expected to commit beyond the pending token."""
+
+    gains: Floats
+    """Expected tokens of each further target row [n, width - 1], nonincreasing."""
+    limits: Integers
+    """Most target rows of each lane [n]."""
+    order: Floats | None = None
+    """Joint prefix probabilities by which the device allocates; None where the host does."""
+    is_exact: bool = True
+    """False where `gains` are an upper bound over several programs, each with its own."""
+
+
+class LaneTable(NamedTuple):
+    """Every stream's lane in every class (variant and width): arrays [classes, n] unless said."""
+
+    tokens: Floats
+    """Expected output tokens."""
+    values: Floats
+    """Additive value: service, delivery and age credit at the graph's start."""
+    lengths: Integers
+    """Target rows."""
+    order: Integers
+    """Streams by value, the best first."""
+    sums: Floats
+    """Values of the best 0, 1, ... n lanes [classes, n + 1]."""
+    rows: Integers
+    """Target rows of the best 0, 1, ... n lanes [classes, n + 1]."""
+    fewest: Integers
+    """Target rows of the 0, 1, ... n shortest lanes [classes, n + 1]."""
+
+
+def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
+    """Price every lane; the classes are those of the yields in order, each from width 1 up.
+
+    A lane never exceeds its limit, so wider classes repeat its longest length.
+    """
+    tokens, lengths = [], []
+    for variant in yields:
+        width = variant.gains.shape[1] + 1
+        ceilings = np.minimum(np.arange(1, width + 1)[:, None], variant.limits)
+        lengths.append(ceilings)
+        reach = np.ones((width, len(streams.requests)))
+        reach[1:] = np.where(ceilings[1:] > ceilings[:-1], variant.gains.T, 0.0)
+        tokens.append(np.cumsum(reach, axis=0))
+    all_tokens, all_lengths = np.concatenate(tokens), np.concatenate(lengths)
+    values = all_tokens * streams.token + streams.delivery + streams.age
+    order = ranked(values, all_lengths, streams.used)
+    return LaneTable(
+        all_tokens,
+        values,
+        all_lengths,
+        order,
+        running_sums(np.take_along_axis(values, order, axis=1)),
+        running_sums(np.take_along_axis(all_lengths, order, axis=1)),
+        running_sums(np.sort(all_lengths, axis=1)),
+    )
+
+
+def ranked(values: Floats, lengths: Integers, used: Integers) -> Integers:
+    """Return the streams by value in every row of `values` [rows, n], the best first.
+
+    Ties: less recently used, then the longer lane, which leaves less padding, then admission.
+    """
+    if (lengths == lengths[:, :1]).all():
+        return np.argsort(-values, axis=1, kind="stable")
+    return np.lexsort((-lengths, np.broadcast_to(used, lengths.shape), -values))
+
+
+def running_sums(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Return the sums of the first 0, 1, ... n entries of each row, added in order."""
+    sums = np.zeros((values.shape[0], values.shape[1] + 1), dtype=values.dtype)
+    np.cumsum(values, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
+    """Price the view's decoders; `interval_ms` is their reference interval (sigma)."""
+    used = np.array([request.last_used for request in view.decoders], dtype=np.int64)
+    arrival = np.array([request.arrival for request in view.decoders], dtype=np.int64)
+    place = np.lexsort((arrival, used))
+    requests = [view.decoders[index] for index in place.tolist()]
+    weights = [request.weight for request in requests]
+    tokens: Floats = np.array(view.token_prices)[place] if requests else np.zeros(0)
+    deliveries: Floats = np.array(view.delivery_prices)[place] if requests else np.zeros(0)
+    ages: Floats = np.array(view.ages_ms)[place] if requests else np.zeros(0)
+    return Streams(
+        requests,
+        units.output_token + priced(units, units.token_fairness, weights, tokens),
+        priced(units, units.delivery_fairness, weights, deliveries),
+        units.age * (interval_ms or 0.0) * ages,
+        np.array([lane_limit(request) for request in requests], dtype=np.int64),
+        used[place],
+    )
+
+
+def priced(units: Units, coefficient: float, weights: Sequence[float], prices: Floats) -> Floats:
+    """Return scale * coefficient * weight * price of every entry, float64 [n]."""
+    if units.is_plain:
+        return coefficient * np.array(weights) * prices
+    return np.array(
+        [units.priced(coefficient, w, p) for w, p in zip(weights, prices.tolist(), strict=True)]
+    )
+
+
+def lane_limit(request: Request) -> int:
+    """Return the most target rows of one round that the request itself allows, at least 1.
+
+    The longest prompt plus output fits the context, so the output limit contains the context's.
+    """
+    limit = request.max_output - request.output_count - request.queued_tokens
+    width = request.spec.width_limit
+    return max(1, min(limit, width) if width else limit)

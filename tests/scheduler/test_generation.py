@@ -1,0 +1,227 @@
+"""Decode, rounds and mixed graphs: the decision against exhaustive enumeration, ties included.
+
+Prices, survivals and durations are dyadic, so equal scores are equal in floating point and every
+word of the order is compared (docs/design/scheduling-utility.md section 9).
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from helios.scheduler import (
+    Catalog,
+    DecodeMode,
+    GraphDescriptor,
+    PolicyConfig,
+    RequestHandle,
+    RequestSpec,
+    SpeculationConfig,
+)
+from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable, SavedEstimates
+from helios.scheduler.blocks import Candidate
+from helios.scheduler.forecast import ForecastTable, SavedForecasts
+from helios.scheduler.policy import Decision
+from helios.scheduler.requests import Request
+from helios.scheduler.utility import Estimates, Shapes, View
+from tests.scheduler.oracles.generation import Choice, Decoder, Prompt, World, choices_of
+from tests.support.catalogs import descriptor
+
+DEPTH = 3
+BASE = ("initialize-b1", "prefill-c64", "prefill-c128", "terminal-b1")
+ORDINARY = (
+    *BASE,
+    *(f"decode-b{b}" for b in (1, 2, 4)),
+    *(f"mixed-b{b}-w1-c{c}" for b in (2, 4) for c in (64, 128)),
+)
+FIXED = (
+    *BASE,
+    *(f"speculative-b{b}-d2-w3" for b in (1, 2, 4)),
+    "speculative-b2-d2-w3-p4",
+    "speculative-b4-d2-w3-p6",
+    "speculative-b4-d2-w3-p8",
+    "speculative-b4-d3-w3-p8",
+    "speculative-b2-d2-w3-copy",
+    "speculative-b4-d2-w3-p5-copy",
+    "mixed-b2-d2-w3-c64",
+    "mixed-b4-d2-w3-c64",
+    "mixed-b4-d2-w3-c128",
+)
+ADAPTIVE = (
+    *BASE,
+    *(f"speculative-b{b}-d0-w1" for b in (1, 2, 4)),
+    "speculative-b1-d3-w4",
+    "speculative-b2-d3-w4-p6",
+    "speculative-b4-d3-w4-p6",
+    "speculative-b4-d3-w4-p9",
+    "speculative-b4-d3-w4",
+    "speculative-b2-d3-w2",
+    "speculative-b4-d2-w3-p7-device",
+    "speculative-b2-d2-w3-device",
+    "speculative-b2-d2-w3-copy",
+    "mixed-b2-d0-w1-c64",
+    "mixed-b4-d0-w1-c64",
+    "mixed-b4-d0-w1-c128",
+    "mixed-b4-d3-w4-c64",
+)
+MODES = {
+    "ordinary": (ORDINARY, SpeculationConfig()),
+    "fixed": (FIXED, SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=3)),
+    "adaptive": (ADAPTIVE, SpeculationConfig(mode=DecodeMode.ADAPTIVE)),
+}
+CATALOGS = {
+    mode: Catalog.of([descriptor(name) for name in names]) for mode, (names, _) in MODES.items()
+}
+SURVIVALS = (
+    (1.0, 1.0, 1.0),
+    (0.5, 0.25, 0.125),
+    (0.75, 0.5, 0.5),
+    (0.25, 0.0, 0.0),
+    (0.0, 0.0, 0.0),
+    (1.0, 0.5, 0.25),
+)
+
+
+def view_of(world: World, catalog: Catalog) -> View:
+    """Write the world straight into the view that selection reads."""
+    shapes = Shapes(catalog, world.speculation)
+    view = View(shapes, list(world.durations_ms), world.policy, 0)
+    rows = 1 + max((decoder.row for decoder in world.decoders), default=0)
+    acceptance = AcceptanceTable(rows, DEPTH)
+    forecast = ForecastTable(rows, DEPTH, range(len(catalog.graphs)))
+    for decoder in world.decoders:
+        spec = RequestSpec(prompt_tokens=8, max_output_tokens=decoder.limit)
+        request = Request(RequestHandle(decoder.arrival, 0), spec, decoder.arrival, 0)
+        request.row, request.last_used = decoder.row, decoder.last_used
+        request.copies = decoder.copies
+        view.decoders.append(request)
+        view.token_prices.append(decoder.token_price)
+        view.delivery_prices.append(decoder.delivery_price)
+        view.ages_ms.append(decoder.age_ms)
+        means = np.zeros((2, DEPTH))
+        means[LEARNED], means[COPY] = decoder.survivals, decoder.copied
+        weights = np.full((2, DEPTH), 8.0 if decoder.is_trained else 2.0)
+        acceptance.put(
+            decoder.row, SavedEstimates(means, weights, np.zeros((2, DEPTH), dtype=np.int64))
+        )
+        forecast.put(
+            decoder.row,
+            SavedForecasts(
+                np.array(decoder.forecast),
+                np.full(DEPTH, 8.0),
+                np.zeros(DEPTH, dtype=np.int64),
+                np.zeros((len(catalog.graphs), DEPTH)),
+            ),
+        )
+    for prompt in world.prompts:
+        spec = RequestSpec(prompt_tokens=prompt.remaining, max_output_tokens=4)
+        request = Request(RequestHandle(prompt.arrival, 0), spec, prompt.arrival, 0)
+        request.last_used = prompt.last_used
+        view.prefilling.append(request)
+        view.prompt_prices[request] = prompt.token_price
+    view.estimates = Estimates(acceptance, forecast)
+    return view
+
+
+def described(candidate: Candidate) -> tuple[object, ...]:
+    lanes = sorted(candidate.cohort, key=lambda lane: lane.arrival)
+    prompts = [lane.arrival for lane in lanes if lane.prompt_tokens]
+    return (
+        candidate.graph_index,
+        tuple(lane.arrival for lane in lanes),
+        tuple(lane.prompt_tokens or lane.output_ceiling for lane in lanes),
+        tuple(lane.expected_tokens for lane in lanes),
+        prompts[0] if prompts else None,
+    )
+
+
+def expected_of(choice: Choice) -> tuple[object, ...]:
+    return (choice.graph, choice.cohort, choice.prefixes, choice.expected, choice.prompt)
+
+
+def check(world: World, catalog: Catalog) -> Choice:
+    """Compare the winner, and every graph's best candidate, with the enumeration."""
+    decision = Decision(view_of(world, catalog))
+    choices = choices_of(world)
+    best = min(choices, key=lambda choice: choice.key)
+    assert decision.winner is not None
+    assert described(decision.winner) == expected_of(best), world
+    assert -decision.winner.negative_rate == best.score
+    return best
+
+
+def random_world(source: random.Random, mode: str, *, aged: bool) -> World:
+    """Draw a small world; with ages the number of streams is a power of two, to stay dyadic."""
+    catalog, speculation = CATALOGS[mode], MODES[mode][1]
+    count = source.choice([1, 2, 4] if aged else [0, 1, 2, 3, 4, 5])
+    arrivals = source.sample(range(20), count + 2)
+    rows = source.sample(range(8), count)
+    decoders = tuple(
+        Decoder(
+            arrival=arrivals[i],
+            row=rows[i],
+            last_used=source.choice([-1, 3, 3, 5]),
+            token_price=source.choice([0.0, 1.0, 4.0, 4.0, 16.0]),
+            delivery_price=source.choice([0.0, 8.0, 8.0, 64.0]),
+            age_ms=source.choice([0.0, 16.0, 64.0]),
+            limit=source.choice([1, 2, 3, 8, 8, 8]),
+            copies=source.choice([0, 1, 2]),
+            survivals=source.choice(SURVIVALS),
+            copied=source.choice(SURVIVALS),
+            forecast=source.choice(SURVIVALS),
+            is_trained=source.random() < 0.5,
+        )
+        for i in range(count)
+    )
+    prompts = tuple(
+        Prompt(
+            arrivals[count + i],
+            source.choice([-1, 3]),
+            source.choice([0.0, 1.0, 4.0]),
+            source.choice([16, 64, 65, 100, 200]),
+        )
+        for i in range(source.choice([0, 1, 1, 2]) if count else 1)
+    )
+    costs = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0] if source.random() < 0.3 else [1.0, 2.0, 4.0]
+    policy = PolicyConfig(
+        output_token_value=source.choice([0.0, 64.0]),
+        token_fairness=source.choice([0.0, 16.0]),
+        delivery_fairness=source.choice([0.0, 4.0]),
+        decode_age_price=0.125 if aged else 0.0,
+        adaptive_verification_alpha=source.choice([1.0, 1.0, 2.0]),
+    )
+    durations = tuple(source.choice(costs) for _ in catalog.graphs)
+    return World(decoders, prompts, catalog.graphs, durations, policy, speculation)
+
+
+def run(mode: str, seed: int, worlds: int) -> dict[str, int]:
+    source = random.Random(seed)
+    winners: dict[str, int] = {}
+    for number in range(worlds):
+        world = random_world(source, mode, aged=number % 2 == 0)
+        best = check(world, CATALOGS[mode])
+        name = CATALOGS[mode].graphs[best.graph].name
+        winners[name] = winners.get(name, 0) + 1
+    return winners
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_decisions(mode: str) -> None:
+    """Winner, cohort, lengths, expected tokens and score of every mode (9, decisions 11.3)."""
+    winners = run(mode, 7, 150)
+    assert len(winners) > 5, "too few programs ever win, so the comparison sees too little"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_random_decisions(mode: str) -> None:
+    """The same at length; together with the other modes more than 10,000 (decisions, 11.3)."""
+    winners = run(mode, 8, 3500)
+    served = [g.name for g in CATALOGS[mode].graphs if _generates(g, MODES[mode][1])]
+    assert not [name for name in served if name not in winners], "some program never wins"
+
+
+def _generates(graph: GraphDescriptor, speculation: SpeculationConfig) -> bool:
+    return Catalog.generates(graph, speculation)
