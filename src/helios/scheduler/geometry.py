@@ -28,6 +28,9 @@ Variant = tuple[ProposalSource, RowAllocation]
 GENERATING_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 """Kinds whose programs commit output tokens of decoders."""
 
+_COMPARED = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.TERMINAL)
+"""Further kinds whose redundant shapes are found here; prerequisites are compared in pairs."""
+
 PLAIN: Variant = (ProposalSource.LEARNED, RowAllocation.HOST)
 """The variant that programs of width one belong to: their lanes have one row in every variant."""
 
@@ -181,7 +184,7 @@ def _smaller(catalog: Catalog, geometry: Geometry) -> tuple[Integers, ...]:
     runnable = dict.fromkeys(geometry.generating.graph.tolist())
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, key in enumerate(family):
-        if index in runnable or key[0] not in GENERATING_KINDS:
+        if index in runnable or key[0] in _COMPARED:
             groups.setdefault(key, []).append(index)
     found = []
     for index, key in enumerate(family):
