@@ -115,6 +115,8 @@ def view_of(world: World, catalog: Catalog) -> View:
                 np.zeros((len(catalog.graphs), DEPTH)),
             ),
         )
+    if any(decoder.share != 1.0 for decoder in world.decoders):
+        view.stream_shares = [decoder.share for decoder in world.decoders]
     for prompt in world.prompts:
         spec = RequestSpec(prompt_tokens=prompt.remaining, max_output_tokens=4)
         request = Request(RequestHandle(prompt.arrival, 0), spec, prompt.arrival, 0)
@@ -157,6 +159,7 @@ def random_world(source: random.Random, mode: str, *, aged: bool) -> World:
     catalog, speculation = CATALOGS[mode], MODES[mode][1]
     count = source.choice([1, 2, 4] if aged else [0, 1, 2, 3, 4, 5])
     arrivals = source.sample(range(20), count + 2)
+    shares = source.choice([(1.0,), (1.0,), (1.0, 0.5, 0.25)])
     rows = source.sample(range(8), count)
     decoders = tuple(
         Decoder(
@@ -171,6 +174,7 @@ def random_world(source: random.Random, mode: str, *, aged: bool) -> World:
             survivals=source.choice(SURVIVALS),
             copied=source.choice(SURVIVALS),
             forecast=source.choice(SURVIVALS),
+            share=source.choice(shares),
             is_trained=source.random() < 0.5,
         )
         for i in range(count)

@@ -15,11 +15,11 @@ from tests.scheduler.oracles.packing import Item, best_subset
 def check(items: list[Item], requests: int, rows: int, bonus: float, above: int = 0) -> None:
     ranked = sorted(items, key=lambda item: (item.last_used, item.arrival))
     packing = FixedLanes(
-        np.array([item.value for item in ranked]),
+        np.array([item.value + bonus for item in ranked]),
         np.array([item.length for item in ranked], dtype=np.int64),
         [item.last_used for item in ranked],
     )
-    found = packing.best(requests, rows, bonus, above)
+    found = packing.best(requests, rows, above)
     expected = best_subset(ranked, requests, rows, bonus, above)
     if expected is None:
         assert found is None
@@ -78,7 +78,7 @@ def test_sixty_four_lanes_of_eight_lengths() -> None:
     lengths = np.array([source.randint(1, 8) for _ in range(64)], dtype=np.int64)
     packing = FixedLanes(values, lengths, [source.randint(0, 9) for _ in range(64)])
     for requests, rows in ((16, 64), (48, 96), (64, 200)):
-        members = packing.best(requests, rows, 0.0)
+        members = packing.best(requests, rows)
         assert members is not None
         assert len(members) <= requests
         assert lengths[members].sum() <= rows

@@ -32,7 +32,9 @@ __all__ = ["Candidate", "rate_of", "single_candidates", "waiting_price"]
 
 def waiting_price(view: View, units: Units) -> float:
     """Return the sum of the age coefficients that every candidate's duration costs."""
-    return len(view.decoders) * units.age + len(view.terminals) * units.terminal_age
+    shares = view.stream_shares
+    streams = len(view.decoders) if shares is None else sum(shares)
+    return streams * units.age + len(view.terminals) * units.terminal_age
 
 
 def single_blocks(view: View, units: Units, waiting: float, *, padded: bool = False) -> list[Block]:

@@ -26,7 +26,14 @@ from helios.scheduler.rounds import (
     program_yields,
     yields_of,
 )
-from helios.scheduler.streams import Floats, LaneTable, Streams, lane_table
+from helios.scheduler.streams import (
+    Floats,
+    LaneTable,
+    Streams,
+    lane_table,
+    ranked,
+    running_sums,
+)
 from helios.scheduler.utility import Estimates, Lane, View
 
 
@@ -90,8 +97,7 @@ class Generation:
         self._lanes: Integers = np.minimum(room, len(scene.streams.requests))
         self.settled: Flags = ~scene.inexact[programs.lane_class]
         self._fit()
-        value = scene.table.sums[programs.lane_class, self._lanes]
-        value = value + self._lanes * scene.slope * self.known_ms
+        value = self._cohort_values()
         self.served: Integers = self._lanes
         if prompts is None:
             rate = rates_of(value, self.known_ms, scene.waiting)
@@ -106,8 +112,26 @@ class Generation:
         rate = rates_of(value, self.known_ms, scene.waiting)
         self.rate = np.where(self._rows >= 0, rate, -np.inf)
 
+    def _cohort_values(self) -> Floats:
+        """Return the value of every program's best cohort of whole lanes."""
+        scene, programs, lanes = self._scene, self._programs, self._lanes
+        table, shares = scene.table, scene.streams.shares
+        if shares is None:
+            sums: Floats = table.sums[programs.lane_class, lanes]
+            return sums + lanes * scene.slope * self.known_ms
+        # Streams gain at their own slopes, so how they rank depends on the program's duration.
+        gains = (scene.slope * self.known_ms)[:, None] * shares
+        values = table.values[programs.lane_class] + gains
+        order = ranked(values, table.lengths[programs.lane_class], scene.streams.used)
+        sums = running_sums(np.take_along_axis(values, order, axis=1))
+        best: Floats = np.take_along_axis(sums, lanes[:, None], axis=1)[:, 0]
+        return best
+
     def _fit(self) -> None:
-        """Bound the lanes of programs that P constrains; whoever fits P is settled."""
+        """Bound the lanes of programs that P constrains; whoever fits P is settled.
+
+        Where programs rank streams differently, the longest lanes must fit.
+        """
         programs, table = self._programs, self._scene.table
         ragged = np.flatnonzero(programs.is_ragged)
         if not len(ragged):
@@ -118,7 +142,10 @@ class Generation:
             # No cohort has more whole lanes than the shortest ones that fill P.
             fitting = (table.fewest[classes] <= packed[:, None]).sum(axis=1) - 1
             lanes = self._lanes[ragged] = np.minimum(lanes, fitting)
-        self.settled[ragged] &= table.rows[classes, lanes] <= packed
+        rows = table.rows[classes, lanes]
+        if self._scene.streams.shares is not None:
+            rows = table.fewest[classes, -1] - table.fewest[classes, -1 - lanes]
+        self.settled[ragged] &= rows <= packed
 
     def _is_fixed(self) -> bool:
         return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED
@@ -150,14 +177,30 @@ class Generation:
         """Return the best cohorts, more than one on a tie, or all that are compared."""
         table, lane_class = pricing.table, pricing.lane_class
         lanes, packed = int(self._lanes[entry]), int(self._programs.packed[entry])
-        if table.rows[lane_class, lanes] <= packed:
-            members = table.order[lane_class, :lanes]
-            return [Cohort(members, table.lengths[lane_class, members], is_prefix=True)]
+        order = self._ranking(entry, pricing)
+        lengths = table.lengths[lane_class, order[:lanes]]
+        if lengths.sum() <= packed:
+            return [Cohort(order[:lanes], lengths, is_prefix=True)]
         if self._is_fixed():
             return self._packed(entry, pricing)
-        bonus = self._scene.slope * float(self.known_ms[entry])
         frontier = Frontier(self._scene.streams, pricing)
-        return frontier.cohorts(lanes, packed, bonus, every=every)
+        return frontier.cohorts(lanes, packed, self._bonus(entry), every=every)
+
+    def _ranking(self, entry: int, pricing: Pricing) -> Integers:
+        """Return the streams by their value in one program, the best first."""
+        table, lane_class = pricing.table, pricing.lane_class
+        order: Integers = table.order[lane_class]
+        if self._scene.streams.shares is not None:
+            values = (table.values[lane_class] + self._bonus(entry))[None, :]
+            lengths = table.lengths[lane_class][None, :]
+            order = ranked(values, lengths, self._scene.streams.used)[0]
+        return order
+
+    def _bonus(self, entry: int) -> Floats:
+        """Return the age credit that the program's duration adds to every stream."""
+        shares, count = self._scene.streams.shares, len(self._scene.streams.requests)
+        credit = self._scene.slope * float(self.known_ms[entry])
+        return np.full(count, credit) if shares is None else credit * shares
 
     def _packed(
         self, entry: int, pricing: Pricing, above: int = 0, forced: Sequence[int] = ()
@@ -167,12 +210,11 @@ class Generation:
         lengths = table.lengths[lane_class]
         free = np.delete(np.arange(len(lengths)), forced)
         used = [self._scene.streams.requests[lane].last_used for lane in free.tolist()]
-        packing = FixedLanes(table.values[lane_class][free], lengths[free], used)
+        values = table.values[lane_class] + self._bonus(entry)
+        packing = FixedLanes(values[free], lengths[free], used)
         room = int(programs.batch[entry]) - (self._prompts is not None) - len(forced)
         taken = int(lengths[list(forced)].sum())
-        bonus = self._scene.slope * float(self.known_ms[entry])
-        packed = int(programs.packed[entry])
-        members = packing.best(room, packed - taken, bonus, above - taken)
+        members = packing.best(room, int(programs.packed[entry]) - taken, above - taken)
         if members is None:
             return []
         chosen = np.concatenate([np.array(forced, dtype=np.int64), free[members]])
@@ -194,7 +236,7 @@ class Generation:
             widths = np.unique(geometry.width[smaller]).tolist()
             for above in aboves:
                 cohorts += self._packed(entry, pricing, above) if above else []
-                for forced in self._longer(pricing, widths):
+                for forced in self._longer(entry, pricing, widths):
                     cohorts += self._packed(entry, pricing, above, [forced])
         prompts: Sequence[Lane | None] = [None]
         if self._prompts is not None:
@@ -205,12 +247,11 @@ class Generation:
             for prompt in prompts
         ]
 
-    def _longer(self, pricing: Pricing, widths: Sequence[int]) -> list[int]:
+    def _longer(self, entry: int, pricing: Pricing, widths: Sequence[int]) -> list[int]:
         """Return the best lane of every length above one of the widths."""
         lengths = pricing.table.lengths[pricing.lane_class]
-        ranked = pricing.table.order[pricing.lane_class].tolist()
         found: dict[int, int] = {}
-        for lane in ranked:
+        for lane in self._ranking(entry, pricing).tolist():
             length = int(lengths[lane])
             if length not in found and any(length > width for width in widths):
                 found[length] = lane
@@ -241,7 +282,10 @@ class Generation:
         served, total = len(lanes), 0.0
         for lane in lanes:
             total -= lane.negative_value
-        total += served * scene.slope * duration_ms
+        slope = scene.slope
+        if scene.streams.shares is not None and served:
+            slope *= float(scene.streams.shares[cohort.members].sum()) / served
+        total += served * slope * duration_ms
         used = int(cohort.lengths.sum())
         capacity = int(programs.packed[entry])
         if programs.prompt[entry]:
@@ -253,7 +297,7 @@ class Generation:
             served += 1
             lanes = [prompt, *lanes]
         elif cohort.is_prefix:
-            others = pricing.table.order[pricing.lane_class, served:]
+            others = self._ranking(entry, pricing)[served:]
             lengths = pricing.table.lengths[pricing.lane_class, others]
             lanes += lanes_of(scene.streams, pricing, Cohort(others, lengths))
         return Candidate(
@@ -264,7 +308,7 @@ class Generation:
             int(programs.graph[entry]),
             duration_ms,
             lanes,
-            scene.slope,
+            slope,
             capacity - used,
             None,
             0.0,

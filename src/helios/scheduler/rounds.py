@@ -154,16 +154,17 @@ class Frontier:
         """Sums of the 0, 1, ... largest marginals of all streams."""
         return self._tops
 
-    def cohorts(self, batch: int, packed: int, bonus: float, *, every: bool) -> list[Cohort]:
+    def cohorts(self, batch: int, packed: int, bonus: Floats, *, every: bool) -> list[Cohort]:
         """Return the best cohorts among the prefixes of the three orderings, at most B of them.
 
-        Only the best value is returned (more than one cohort on a tie), or all when `every`.
+        `bonus` [n] is what each served stream adds whatever its length. Only the best value is
+        returned (more than one cohort on a tie), or all when `every`.
         """
         count = self._table.values.shape[1]
         sizes = np.arange(1, min(batch, packed, count) + 1)
-        pending = self._table.values[self._first][self._rankings]
+        pending = (self._table.values[self._first] + bonus)[self._rankings]
         spare = np.minimum(packed - sizes, len(self._tops) - 1)
-        bounds = np.cumsum(pending, axis=1)[:, : len(sizes)] + self._tops[spare] + bonus * sizes
+        bounds = np.cumsum(pending, axis=1)[:, : len(sizes)] + self._tops[spare]
         if len(sizes) == count:
             # Every ordering ends in the same cohort, so one of the three stands for all.
             bounds[1:, -1] = -np.inf
@@ -182,7 +183,7 @@ class Frontier:
             best = [cohort for cohort in best if cohort.value == top]
         return best
 
-    def _priced(self, places: Integers, packed: int, bonus: float) -> list[Cohort]:
+    def _priced(self, places: Integers, packed: int, bonus: Floats) -> list[Cohort]:
         """Price prefixes: `places` [m, 2] are an ordering and a size less one."""
         table, count = self._table, self._table.values.shape[1]
         ranks = np.argsort(self._rankings, axis=1)[places[:, 0]]
@@ -191,7 +192,7 @@ class Frontier:
             self._admissions, members, np.full(len(places), packed, dtype=np.int64)
         )
         lane = table.values[self._first + np.maximum(lengths, 1) - 1, np.arange(count)]
-        values = np.where(members, lane, 0.0).sum(axis=1) + bonus * (places[:, 1] + 1)
+        values = np.where(members, lane + bonus, 0.0).sum(axis=1)
         found = []
         for inside, length, value in zip(members, lengths, values, strict=True):
             chosen = np.flatnonzero(inside)

@@ -32,6 +32,8 @@ class Streams(NamedTuple):
     """Most target rows of a round, the pending token included; at least 1."""
     used: Integers
     """Commit number of the last frame that held each."""
+    shares: Floats | None = None
+    """What multiplies each stream's delivery and age coefficients; None where all are one."""
 
 
 class Yields(NamedTuple):
@@ -116,26 +118,39 @@ def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
     arrival = np.array([request.arrival for request in view.decoders], dtype=np.int64)
     place = np.lexsort((arrival, used))
     requests = [view.decoders[index] for index in place.tolist()]
-    weights = [request.weight for request in requests]
+    weights = np.array([request.weight for request in requests])
+    shares = None
+    if view.stream_shares is not None:
+        shares = np.array(view.stream_shares)[place]
     tokens: Floats = np.array(view.token_prices)[place] if requests else np.zeros(0)
     deliveries: Floats = np.array(view.delivery_prices)[place] if requests else np.zeros(0)
     ages: Floats = np.array(view.ages_ms)[place] if requests else np.zeros(0)
+    age = units.age * (interval_ms or 0.0) * ages
     return Streams(
         requests,
         units.output_token + priced(units, units.token_fairness, weights, tokens),
-        priced(units, units.delivery_fairness, weights, deliveries),
-        units.age * (interval_ms or 0.0) * ages,
+        priced(
+            units,
+            units.delivery_fairness,
+            weights if shares is None else weights * shares,
+            deliveries,
+        ),
+        age if shares is None else age * shares,
         np.array([lane_limit(request) for request in requests], dtype=np.int64),
         used[place],
+        shares,
     )
 
 
-def priced(units: Units, coefficient: float, weights: Sequence[float], prices: Floats) -> Floats:
+def priced(units: Units, coefficient: float, weights: Floats, prices: Floats) -> Floats:
     """Return scale * coefficient * weight * price of every entry, float64 [n]."""
     if units.is_plain:
-        return coefficient * np.array(weights) * prices
+        return coefficient * weights * prices
     return np.array(
-        [units.priced(coefficient, w, p) for w, p in zip(weights, prices.tolist(), strict=True)]
+        [
+            units.priced(coefficient, w, p)
+            for w, p in zip(weights.tolist(), prices.tolist(), strict=True)
+        ]
     )
 
 

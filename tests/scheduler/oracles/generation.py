@@ -41,6 +41,8 @@ class Decoder:
     """The same of copied proposals."""
     forecast: tuple[float, ...]
     """Joint prefix probabilities by which a device allocates."""
+    share: float
+    """What multiplies its delivery and age coefficients."""
     is_trained: bool
     """Verified acceptance has observations, so it prices predicted prefixes."""
 
@@ -137,8 +139,8 @@ def lane_value(world: World, graph: GraphDescriptor, decoder: Decoder, length: i
     policy = world.policy
     return (
         yield_of(world, graph, decoder, length) * token_value(world, decoder.token_price)
-        + policy.delivery_fairness * decoder.delivery_price
-        + policy.decode_age_price * world.sigma * decoder.age_ms
+        + decoder.share * policy.delivery_fairness * decoder.delivery_price
+        + decoder.share * policy.decode_age_price * world.sigma * decoder.age_ms
     )
 
 
@@ -222,7 +224,7 @@ def _choice(
     policy = world.policy
     slope = policy.decode_age_price * world.sigma * duration
     lanes = list(zip(cohort, lengths, strict=True))
-    value = sum(lane_value(world, graph, d, length) + slope for d, length in lanes)
+    value = sum(lane_value(world, graph, d, length) + d.share * slope for d, length in lanes)
     used = [(d.last_used, d.arrival) for d in cohort]
     rows = sum(lengths)
     ceilings = {d.arrival: length for d, length in lanes}
@@ -244,7 +246,7 @@ def _choice(
         rows += consumed
         ceilings[prompt.arrival] = consumed
     used.sort()
-    waiting = policy.decode_age_price * len(world.decoders)
+    waiting = policy.decode_age_price * sum(d.share for d in world.decoders)
     score = value if duration <= 0 else value / duration - 0.5 * duration * waiting
     key = (
         duration > 0,
