@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from helios.scheduler import (
@@ -20,9 +19,15 @@ from helios.scheduler import (
     RequestSpec,
     SpeculationConfig,
 )
-from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable, SavedEstimates
+from helios.scheduler.acceptance import (
+    COPY,
+    LEARNED,
+    MEAN,
+    WEIGHT,
+    AcceptanceTable,
+)
 from helios.scheduler.blocks import Candidate
-from helios.scheduler.forecast import ForecastTable, SavedForecasts
+from helios.scheduler.forecast import OWN, ForecastTable
 from helios.scheduler.policy import Decision
 from helios.scheduler.requests import Request
 from helios.scheduler.utility import Estimates, Shapes, View
@@ -100,21 +105,13 @@ def view_of(world: World, catalog: Catalog) -> View:
         view.token_prices.append(decoder.token_price)
         view.delivery_prices.append(decoder.delivery_price)
         view.ages_ms.append(decoder.age_ms)
-        means = np.zeros((2, DEPTH))
-        means[LEARNED], means[COPY] = decoder.survivals, decoder.copied
-        weights = np.full((2, DEPTH), 8.0 if decoder.is_trained else 2.0)
-        acceptance.put(
-            decoder.row, SavedEstimates(means, weights, np.zeros((2, DEPTH), dtype=np.int64))
-        )
-        forecast.put(
-            decoder.row,
-            SavedForecasts(
-                np.array(decoder.forecast),
-                np.full(DEPTH, 8.0),
-                np.zeros(DEPTH, dtype=np.int64),
-                np.zeros((len(catalog.graphs), DEPTH)),
-            ),
-        )
+        cells = acceptance.take(decoder.row)
+        cells[LEARNED, MEAN], cells[COPY, MEAN] = decoder.survivals, decoder.copied
+        cells[:, WEIGHT] = 8.0 if decoder.is_trained else 2.0
+        acceptance.put(decoder.row, cells)
+        saved = forecast.take(decoder.row)
+        saved.cells[MEAN], saved.cells[OWN] = decoder.forecast, 1.0
+        forecast.put(decoder.row, saved)
     if any(decoder.share != 1.0 for decoder in world.decoders):
         view.stream_shares = [decoder.share for decoder in world.decoders]
     for prompt in world.prompts:
