@@ -13,6 +13,7 @@ from helios.scheduler import (
     GraphKind,
     ImageSpan,
     InvalidRequestError,
+    Phase,
     RequestHandle,
     RequestSpec,
     ResourceConfig,
@@ -43,6 +44,7 @@ THREE = (ImageSpan(10, 8, 40), ImageSpan(30, 8, 24), ImageSpan(50, 8, 64))
 def request_of(images: tuple[ImageSpan, ...] = THREE, prompt: int = 70, **fields: Any) -> Request:
     spec = RequestSpec(prompt_tokens=prompt, max_output_tokens=4, images=images, **fields)
     request = Request(RequestHandle(0, 0), spec, 0, 0)
+    request.phase = Phase.PREFILL
     request.snapshot_row = 5
     return request
 
@@ -135,9 +137,21 @@ def test_a_boundary_needs_its_place_and_its_row() -> None:
     request.prompt_done, request.snapshot_row = 50, -1
     with pytest.raises(AssertionError, match="private row"):
         begin_boundary(request, 64)
-    request.stages = (VISION,)
-    with pytest.raises(AssertionError, match="prerequisites are left"):
-        begin_boundary(request, 64)
+
+
+def test_a_boundary_waits_for_what_else_happens_there() -> None:
+    """A checkpoint taken at the boundary's position comes first, and an ended request has none."""
+    request = request_of()
+    begin_stages(request, 64)
+    run_stages(request)
+    request.prompt_done = 50
+    assert is_at_boundary(request)
+    request.stages = (SNAPSHOT,)
+    assert not is_at_boundary(request)
+    request.stages = ()
+    for phase in Phase:
+        request.phase = phase
+        assert is_at_boundary(request) == (phase is Phase.PREFILL)
 
 
 def test_images_before_a_restored_position_are_not_encoded_again() -> None:

@@ -25,7 +25,7 @@ from helios.scheduler.images import (
     window_count,
     window_end,
 )
-from helios.scheduler.records import RequestSpec
+from helios.scheduler.records import Phase, RequestSpec
 from helios.scheduler.requests import ImageWindow, Request
 
 STAGE_KINDS = (GraphKind.INITIALIZE, GraphKind.RESTORE, GraphKind.VISION, GraphKind.SNAPSHOT)
@@ -114,10 +114,15 @@ def begin_stages(request: Request, feature_rows: int, *, is_restored: bool = Fal
 
 
 def is_at_boundary(request: Request) -> bool:
-    """Tell whether the consumed prompt ends where the following window's first image begins."""
+    """Tell whether a ready prompt has come to where the following window's first image begins.
+
+    While another stage is left (a checkpoint is taken at this very position) the boundary waits.
+    """
     window = request.window
     return (
         window is not None
+        and request.phase is Phase.PREFILL
+        and not request.stages
         and window.end < len(request.spec.images)
         and request.prompt_done == request.spec.images[window.end].start
     )
@@ -126,7 +131,6 @@ def is_at_boundary(request: Request) -> bool:
 def begin_boundary(request: Request, feature_rows: int) -> None:
     """Set what runs between two windows: snapshot, restore, then the next window's images."""
     assert is_at_boundary(request), "a window ends where the next one's images begin"
-    assert not request.stages, "a window ends while prerequisites are left"
     assert request.snapshot_row >= 0, "a request of several windows owns a private row"
     _open_window(request, feature_rows, (GraphKind.SNAPSHOT, GraphKind.RESTORE))
 
