@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helios.scheduler import (
     CompletionError,
+    Endpoint,
     GraphKind,
     ImageSpan,
     InvalidRequestError,
@@ -51,7 +52,7 @@ THREE = (ImageSpan(10, 8, 40), ImageSpan(30, 8, 24), ImageSpan(50, 20, 64))
 
 def image_world(*, rows: int = 4, snapshot_rows: int = 1, **options: Any) -> World:
     """A world whose programs all have stale costs, with storage for windows of 64 rows."""
-    more = {"feature_rows": 64, "snapshot_rows": snapshot_rows}
+    more = {"feature_rows": 64, "snapshot_rows": snapshot_rows, **options.pop("more", {})}
     known = {"pages": 64, "page_size": 16, "seeded": tuple(MODEL.duration_ns)}
     world = World(MODEL, rows=rows, more=more, **{**known, **options})
     Checker.watch(world)
@@ -403,59 +404,154 @@ def test_several_windows_without_a_snapshot_row_are_refused() -> None:
 # ---- any mixture --------------------------------------------------------------------------------
 
 
-@st.composite
-def prompts(draw: st.DrawFn) -> tuple[int, tuple[ImageSpan, ...], tuple[int, ...]]:
-    """A prompt length, its images and its boundaries."""
+PROMPTS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(1, 24), st.integers(1, 64)), max_size=3
+)
+"""Text before each image, its tokens, its feature rows."""
+
+
+def spec_of(
+    shape: list[tuple[int, int, int]], tail: int, stops: list[int], name: str
+) -> dict[str, Any]:
+    """A prompt with images, and boundaries and endpoints near the given positions.
+
+    Equal prompts have equal keys, so that one may resume from what another left.
+    """
     images, at = [], 0
-    for _ in range(draw(st.integers(0, 5))):
-        at += draw(st.integers(0, 12))
-        images.append(ImageSpan(at, draw(st.integers(1, 24)), draw(st.integers(1, 64))))
+    for text, tokens, features in shape:
+        images.append(ImageSpan(at + text, tokens, features))
         at = images[-1].end
-    length = max(1, at + draw(st.integers(0, 30)))
-    inside = [p for p in range(1, length) if not any(i.start < p < i.end for i in images)]
-    stops = draw(st.lists(st.sampled_from(inside), unique=True, max_size=3)) if inside else []
-    return length, tuple(images), tuple(sorted(stops))
+    length = max(1, at + tail)
+    legal = sorted(
+        {s for s in stops if s <= length and not any(i.start < s < i.end for i in images)}
+    )
+    return {
+        "prompt": length,
+        "images": tuple(images),
+        "boundaries": tuple(legal[1::2]),
+        "endpoints": tuple(Endpoint(s, f"{name} {s}".encode()) for s in legal[::2]),
+    }
 
 
 @hypothesis.settings(
-    max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=80, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 @hypothesis.given(
-    asked=st.lists(st.tuples(prompts(), st.integers(1, 4)), min_size=1, max_size=6),
-    snapshot_rows=st.integers(1, 2),
+    shapes=st.lists(
+        st.tuples(PROMPTS, st.integers(0, 30), st.lists(st.integers(1, 90), max_size=6)),
+        min_size=1,
+        max_size=3,
+    ),
+    asked=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), min_size=1, max_size=6),
+    snapshot_rows=st.integers(1, 3),
+    growth=st.booleans(),
     seeded=st.booleans(),
-    events=st.lists(st.tuples(st.sampled_from("ccfss"), st.integers(0, 5)), max_size=8),
+    events=st.lists(st.tuples(st.sampled_from("cfsss"), st.integers(0, 5)), max_size=12),
 )
 def test_any_mixture_makes_progress_and_gives_everything_back(
-    asked: list[tuple[tuple[int, tuple[ImageSpan, ...], tuple[int, ...]], int]],
+    shapes: list[tuple[list[tuple[int, int, int]], int, list[int]]],
+    asked: list[tuple[int, int]],
     snapshot_rows: int,
+    growth: bool,
     seeded: bool,
     events: list[tuple[str, int]],
 ) -> None:
-    """Whatever images, boundaries, cancellations and failures: the checker finds a plan for every
-    runnable request, the device finds every step sensible, and in the end all is back (7.3)."""
+    """Whatever images, boundaries, checkpoints, preemptions, cancellations and failures: the
+    checker finds a plan for every runnable request, the device finds every step sensible, every
+    other request ends with all its output, and in the end everything is back (7.3, 7.10)."""
     world = image_world(
-        rows=3, snapshot_rows=snapshot_rows, seeded=tuple(MODEL.duration_ns) if seeded else None
+        rows=3,
+        pages=13 if growth else 64,
+        snapshot_rows=snapshot_rows,
+        seeded=tuple(MODEL.duration_ns) if seeded else None,
+        more={"page_growth": growth},
     )
     ImageDevice.watch(world)
-    for index, ((length, images, stops), output) in enumerate(asked):
-        world.admit(f"r{index}", length, output, images=images, boundaries=stops)
+    for index, (pick, output) in enumerate(asked):
+        shape, tail, stops = shapes[pick % len(shapes)]
+        fields = spec_of(shape, tail, stops, str(pick % len(shapes)))
+        world.admit(f"r{index}", output=output, **fields)
         world.step()
+    ended = []
     for event, pick in events:
         name = f"r{pick % len(asked)}"
         if event == "c" and phase_of(world, name) is not Phase.RELEASED:
             world.cancel(name)
+            ended.append(name)
         elif event == "f" and world.queue:
-            world.scheduler.fail(world.queue.popleft().fence)
-            world.device_free_ns = world.now_ns
+            failed = world.queue.popleft()
+            ended += failed.lanes
+            world.scheduler.fail(failed.fence)
         else:
             world.step()
-    cancelled = {f"r{pick % len(asked)}" for event, pick in events if event == "c"}
     world.run_until_idle(3_000)
-    assert_everything_is_back(world)
+    assert world.scheduler.usage().resident == 0
+    world.scheduler.drop_checkpoints()
     assert rows_kept(world) == 0
-    if not any(event == "f" for event, _ in events):
-        for index, ((length, _, _), output) in enumerate(asked):
-            if f"r{index}" not in cancelled:
-                assert world.streams[f"r{index}"].consumed == length
-                assert len(world.streams[f"r{index}"].tokens) == output
+    assert_everything_is_back(world)
+    for index, (_, output) in enumerate(asked):
+        if f"r{index}" not in ended:
+            assert len(world.streams[f"r{index}"].tokens) == output
+
+
+# ---- beside checkpoints -------------------------------------------------------------------------
+
+
+def test_private_window_snapshots_publish_nothing() -> None:
+    """A window's copy is in no cache, whether or not anything may be kept (7.6)."""
+    for endpoints in ((), (Endpoint(90, b"end", ends_message=False),)):
+        world = image_world(snapshot_rows=3)
+        world.admit("pictures", 90, 1, images=THREE, endpoints=endpoints)
+        until(world, GraphKind.VISION, 3)
+        stats = world.scheduler.checkpoint_stats()
+        assert (stats.published, stats.captures) == (0, 0)
+        assert rows_kept(world) == 1, "the private row, and nothing else is kept yet"
+        world.run_until_idle()
+        assert world.scheduler.checkpoint_stats().captures == len(endpoints)
+
+
+def test_a_checkpoint_at_a_window_boundary_comes_before_it() -> None:
+    """Both copies of the same position are made, each into its own row, and both are usable."""
+    world = image_world(snapshot_rows=3)
+    device = ImageDevice.watch(world)
+    endpoints = (Endpoint(50, b"before the third"), Endpoint(90, b"end", ends_message=False))
+    world.admit("first", 90, 1, images=THREE, endpoints=endpoints)
+    world.run_until_idle()
+    copies = [f for f in world.log if f.plan.graph.kind is GraphKind.SNAPSHOT]
+    rows = [(f.plan.steps[0].position, f.plan.steps[0].snapshot_row) for f in copies]
+    assert [position for position, _ in rows[:2]] == [50, 50]
+    assert rows[0][1] != rows[1][1]
+    world.admit("second", 90, 1, images=THREE, endpoints=endpoints)
+    world.run_until_idle()
+    assert device.restored == [("first", 50), ("second", 50)]
+    assert device.encoded[3:] == [("second", 2, 0)], "images in the kept prefix are not encoded"
+    assert_all_released(world)
+
+
+def assert_all_released(world: World) -> None:
+    """Every request is gone, and what is left belongs to checkpoints alone."""
+    world.scheduler.drop_checkpoints()
+    assert rows_kept(world) == 0
+    assert_everything_is_back(world)
+
+
+@pytest.mark.parametrize("endpoints", [(), (Endpoint(38, b"two images"),)])
+def test_preempted_image_requests_come_back(endpoints: tuple[Endpoint, ...]) -> None:
+    """Preempted while pages are short, an image request replays its windows in fresh generations,
+    from the start or from what is kept of it, and ends with all its output (7.7)."""
+    world = image_world(pages=14, snapshot_rows=4, more={"page_growth": True})
+    device = ImageDevice.watch(world)
+    for name in "abc":
+        world.admit(name, 90, 60, images=THREE, endpoints=endpoints)
+    preempted = {}
+    while world.step():
+        for handle in world.scheduler.preempted():
+            preempted[world.by_handle[handle].name] = len(device.encoded)
+    assert preempted, "three requests do not fit together"
+    for name in preempted:
+        images = [image for owner, image, _ in device.encoded if owner == name]
+        assert images[:3] == [0, 1, 2]
+        assert images[-1] == 2
+        assert len(images) > 3, "what is not kept is encoded again"
+    assert all(len(world.streams[name].tokens) == 60 for name in "abc")
+    assert_all_released(world)

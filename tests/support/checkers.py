@@ -65,9 +65,9 @@ class Checker(Observer):
     def on_commit(self, flight: Flight) -> None:
         self._check_shape(flight.plan)
         for step in flight.plan.steps:
-            self._own(self.owner_of_row, step.row, step.handle, owns_row)
+            self._own(self.owner_of_row, step.row, step.handle, owns_row, is_row_of)
             for page in self._written_pages(step):
-                self._own(self.owner_of_page, page, step.handle, owns_page)
+                self._own(self.owner_of_page, page, step.handle, owns_page, is_page_of)
         self._check_window()
 
     def _written_pages(self, step: ScheduledStep) -> tuple[int, ...]:
@@ -81,12 +81,15 @@ class Checker(Observer):
         item: int,
         handle: RequestHandle,
         owns: Callable[[World, RequestHandle, int], bool],
+        holds: Callable[[ScheduledStep, int], bool],
     ) -> None:
         owner = owners.get(item, handle)
         if owner != handle:
             assert not owns(self.world, owner, item), f"{item} of {owner} was given to {handle}"
-            in_flight = [f for f in self.world.queue if owner in handles_of(f.plan)]
-            assert not in_flight, f"{item} of {owner} is still in a submitted frame"
+            # The frame of `handle` is the last of the queue; what an earlier one pins is not free.
+            steps = [s for f in list(self.world.queue)[:-1] for s in f.plan.steps]
+            pinned = [s for s in steps if s.handle == owner and holds(s, item)]
+            assert not pinned, f"{item} of {owner} is still in a submitted frame"
         owners[item] = handle
 
     def _check_shape(self, plan: ScheduledPlan) -> None:
@@ -216,3 +219,13 @@ def owns_page(world: World, handle: RequestHandle, page: int) -> bool:
     """Whether a request has this page now."""
     resident = world.scheduler._state.table.resident
     return any(request.handle == handle and page in request.pages for request in resident)
+
+
+def is_row_of(step: ScheduledStep, row: int) -> bool:
+    """Whether a submitted lane runs on this row."""
+    return step.row == row
+
+
+def is_page_of(step: ScheduledStep, page: int) -> bool:
+    """Whether a submitted lane has this page."""
+    return page in step.pages

@@ -17,9 +17,9 @@ from helios.scheduler import (
     RequestHandle,
     ScheduledStep,
 )
-from tests.support.world import Flight, Observer, World
+from tests.support.world import Flight, Observer, Stream, World
 
-PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)
+GENERATING_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
 
 @dataclasses.dataclass
@@ -28,7 +28,8 @@ class Execution:
 
     handle: RequestHandle
     incarnation: int
-    consumed: int = 0
+    cached: int = 0
+    """Tokens in the cache; the last output token is pending."""
     features: dict[int, int] = dataclasses.field(default_factory=dict)
     """Offset of each image written into this generation's feature storage, by image index."""
 
@@ -40,6 +41,8 @@ class ImageDevice(Observer):
         self.world = world
         self.rows: dict[int, Execution] = {}
         self.kept: dict[int, Execution] = {}
+        self.keys: dict[RequestHandle, dict[int, bytes]] = {}
+        """The identity of each endpoint of each request."""
         self.encoded: list[tuple[str, int, int]] = []
         """Request name, image index and feature offset of each vision execution, in order."""
         self.restored: list[tuple[str, int]] = []
@@ -52,6 +55,9 @@ class ImageDevice(Observer):
         world.observers.append(device)
         return device
 
+    def on_admit(self, stream: Stream) -> None:
+        self.keys[stream.handle] = {each.tokens: each.key for each in stream.spec.endpoints}
+
     def on_complete(
         self,
         flight: Flight,
@@ -62,28 +68,34 @@ class ImageDevice(Observer):
         kind = flight.plan.graph.kind
         for step, record in zip(flight.plan.steps, records, strict=True):
             if kind is GraphKind.INITIALIZE:
-                self.rows[step.row] = Execution(step.handle, step.incarnation)
+                # A prefix kept in pages is there without any state operation.
+                self.rows[step.row] = Execution(step.handle, step.incarnation, step.position)
             elif kind is GraphKind.RESTORE:
-                self._restore(step, record)
+                self._restore(step)
             else:
                 state = self.rows[step.row]
                 assert (state.handle, state.incarnation) == (step.handle, step.incarnation)
                 if kind is GraphKind.VISION:
                     self._encode(flight, step, state)
                 elif kind is GraphKind.SNAPSHOT and step.snapshot_row >= 0:
-                    assert state.consumed == step.position, "the exact consumed state"
-                    self.kept[step.snapshot_row] = dataclasses.replace(state)
-                elif kind in PROMPT_KINDS:
+                    assert state.cached == step.position, "the exact consumed state"
+                    self.kept[step.snapshot_row] = dataclasses.replace(state, features={})
+                elif step.prompt_tokens:
                     self._consume(step, state)
+                elif kind in GENERATING_KINDS:
+                    state.cached += len(record.tokens)
             if kind in (GraphKind.INITIALIZE, GraphKind.RESTORE, GraphKind.VISION):
                 assert record == CompletionRecord(step.handle), "setup produces no token"
 
-    def _restore(self, step: ScheduledStep, record: CompletionRecord) -> None:
+    def _restore(self, step: ScheduledStep) -> None:
         kept = self.kept[step.snapshot_row]
-        assert kept.handle == step.handle, "a private state belongs to its request"
-        assert kept.consumed == step.position, "partial pages are preserved, nothing is rounded"
-        assert step.incarnation > kept.incarnation, "restored into a fresh generation"
-        self.rows[step.row] = Execution(step.handle, step.incarnation, kept.consumed)
+        assert kept.cached == step.position, "partial pages are preserved, nothing is rounded"
+        if kept.handle == step.handle:
+            assert step.incarnation > kept.incarnation, "restored into a fresh generation"
+        else:
+            own, other = (self.keys[handle] for handle in (step.handle, kept.handle))
+            assert own[step.position] == other[step.position], "a state of another prefix"
+        self.rows[step.row] = Execution(step.handle, step.incarnation, kept.cached)
         self.restored.append((self.world.by_handle[step.handle].name, step.position))
 
     def _encode(self, flight: Flight, step: ScheduledStep, state: Execution) -> None:
@@ -99,8 +111,8 @@ class ImageDevice(Observer):
         self.encoded.append((stream.name, step.image_index, step.feature_offset))
 
     def _consume(self, step: ScheduledStep, state: Execution) -> None:
-        assert step.position == state.consumed or not step.prompt_tokens
-        begin, end = state.consumed, state.consumed + step.prompt_tokens
+        assert step.position == state.cached
+        begin, end = state.cached, state.cached + step.prompt_tokens
         images = self.world.by_handle[step.handle].spec.images
         inside = [i for i, image in enumerate(images) if begin <= image.start < end]
         for index in inside:
@@ -109,4 +121,4 @@ class ImageDevice(Observer):
         assert step.image_index == (inside[0] if inside else -1)
         if inside:
             assert step.feature_offset == state.features[inside[0]]
-        state.consumed = end
+        state.cached = end
