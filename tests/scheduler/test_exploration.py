@@ -355,37 +355,37 @@ def test_short_busy_periods_leave_graphs_stale_for_ever() -> None:
     world.cancel("s0")
     while world.queue:
         world.finish_frame()
-    for period in range(40):
+    for period in range(12):
         world.advance(100.0)
         world.admit(f"p{period}", 64, 38)
         world.run_until_idle()
     assert REFRESH.value not in reasons(world)
-    assert world.scheduler.exploration()[REFRESH].ordinary_ns > 40 * 1_850 * MS
+    assert world.scheduler.exploration()[REFRESH].ordinary_ns > 12 * 1_850 * MS
 
 
 def test_every_measured_graph_of_a_steady_load_is_refreshed() -> None:
     """Whatever is feasible in the load is measured again and again, padded shapes included."""
-    model = gpu_like(rows=8, prefills=(64, 256)).scaled(10)
-    world = World(model, rows=8, policy=PolicyConfig(estimate_ttl_ns=20_000 * MS))
+    model = gpu_like(rows=4, prefills=(64, 256)).scaled(10)
+    world = World(model, rows=4, policy=PolicyConfig(estimate_ttl_ns=20_000 * MS))
     measure_all(world)
     for index in range(3):
         world.admit(f"s{index}", 64, 500_000)
     Books.watch(world)
     begin_ns = world.now_ns
-    while world.now_ns < begin_ns + 110_000 * MS:
+    while world.now_ns < begin_ns + 65_000 * MS:
         world.step()
-    assert {f.name for f in world.log if f.plan.reason is REFRESH} >= {"decode-b1", "decode-b8"}
+    assert {f.name for f in world.log if f.plan.reason is REFRESH} >= {"decode-b1", "decode-b2"}
     last_ns = {f.name: f.start_ns for f in world.log}
-    for name in ("decode-b1", "decode-b2", "decode-b4", "decode-b8"):
-        # Three alternatives of at most 42 ms, each of which takes 499 times as long to fund.
-        assert last_ns[name] > world.now_ns - 70_000 * MS, f"{name} was forgotten"
+    for name in ("decode-b1", "decode-b2", "decode-b4"):
+        # Two alternatives of at most 32 ms, each of which takes 499 times as long to fund.
+        assert last_ns[name] > world.now_ns - 40_000 * MS, f"{name} was forgotten"
 
 
 def test_a_refresh_delays_a_stream_by_one_frame_at_most() -> None:
     """The worst gap with probes is the worst without, plus the longest alternative (11.7)."""
     world = steady(estimate_ttl_ns=1_000 * MS)
     start_ns = world.now_ns
-    while world.now_ns < start_ns + 90_000 * MS:
+    while world.now_ns < start_ns + 9_000 * MS:
         world.step()
     assert REFRESH.value in reasons(world)
     assert max(world.streams["s0"].gaps_ms) <= 50.0 + 60.0
@@ -416,7 +416,7 @@ def try_cancel(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))]
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))]
 )
 def test_both_bounds_hold_on_random_histories(seed: int) -> None:
     """Adversarial timings, idle times, cancellations, failures; checked at every completion."""
@@ -438,7 +438,7 @@ def test_both_bounds_hold_on_random_histories(seed: int) -> None:
 
     world.timing_of = timing
     Books.watch(world)
-    for step in range(1_500):
+    for step in range(900):
         alive = [n for n, s in world.streams.items() if len(s.tokens) < s.spec.max_output_tokens]
         if len(alive) < 3 and draw.random() < 0.3:
             world.admit(f"r{step}", draw.randrange(1, 900), draw.randrange(1, 120))

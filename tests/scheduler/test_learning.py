@@ -4,34 +4,43 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from helios.scheduler.learning import Lane, Offer, added_weight, best_probe
+from helios.scheduler.learning import Lane, Offer, best_probe, least_weight
 from tests.scheduler.oracles import exploration
 
 Lanes = dict[str, tuple[int, int]]
+Weights = Callable[[str, int], float]
 
 
 def offer(
-    name: str, rate: float, ms: float, lanes: Lanes, geometry: tuple[int, ...] = (0,)
+    name: str,
+    rate: float,
+    ms: float,
+    lanes: Lanes,
+    geometry: tuple[int, ...] = (0,),
+    weight_of: Weights = lambda request, depth: 2.0,
 ) -> Offer[str, str]:
-    return Offer(name, rate, ms, geometry, [Lane(who, *numbers) for who, numbers in lanes.items()])
-
-
-def flat(weight: float) -> Any:
-    return lambda request, depth: weight
+    return Offer(
+        name,
+        rate,
+        ms,
+        geometry,
+        [Lane(who, *numbers) for who, numbers in lanes.items()],
+        lambda: [[weight_of(who, depth) for depth in range(1, 8)] for who in lanes],
+    )
 
 
 def probe_of(
     offers: list[Offer[str, str]],
     rate: float,
     ordinary: dict[str, int],
-    weight_of: Any = None,
 ) -> str | None:
-    found = best_probe(offers, rate, ordinary, weight_of or flat(2.0))
-    return None if found is None else found.candidate
+    found = best_probe(offers, rate, ordinary)
+    return None if found is None else found.offer.candidate
 
 
 def dumb(offers: list[Offer[str, str]]) -> list[dict[str, Any]]:
@@ -85,21 +94,21 @@ def test_improvement_counts_per_physical_time() -> None:
 
 def test_ties_prefer_the_least_informed_then_shorter_then_smaller() -> None:
     """Equal gains: smallest aged weight of an added depth, duration, geometry (11.9)."""
-    known = offer("known", 2.0, 1.0, {"a": (2, 100)}, (1,))
+    known = offer("known", 2.0, 1.0, {"a": (2, 100)}, (1,), lambda who, depth: 40.0)
     unknown = offer("unknown", 3.0, 2.0, {"b": (2, 100)}, (9,))
-    weights = {"a": 40.0, "b": 2.0}
     both = {"a": 1, "b": 1}
-    assert probe_of([known, unknown], 1.0, both, lambda who, _: weights[who]) == "unknown"
-    assert probe_of([unknown, known], 1.0, both, flat(2.0)) == "known"
-    small = offer("small", 2.0, 1.0, {"a": (2, 100)}, (0, 7))
-    assert probe_of([known, small], 1.0, both, flat(2.0)) == "small"
+    assert probe_of([known, unknown], 1.0, both) == "unknown"
+    brief = offer("brief", 2.0, 1.0, {"a": (2, 100)}, (11,))
+    assert probe_of([unknown, brief], 1.0, both) == "brief"
+    small = offer("small", 2.0, 1.0, {"a": (2, 100)}, (10, 7))
+    assert probe_of([brief, small], 1.0, both) == "small"
 
 
 def test_the_weight_of_a_probe_is_that_of_its_added_depths_alone() -> None:
     """Depths that the ordinary choice offers already say nothing about the probe (11.9)."""
-    weights = {1: 2.0, 2: 9.0, 3: 5.0, 4: 3.0}
-    weight = added_weight(Lane("a", 4, 100), 2, lambda _, depth: weights[depth])
-    assert weight == 5.0
+    known = {1: 2.0, 2: 9.0, 3: 5.0, 4: 3.0}
+    deeper = offer("", 2.0, 1.0, {"a": (4, 100), "b": (2, 100)}, (), lambda _, d: known.get(d, 0.0))
+    assert least_weight(deeper, {"a": 2, "b": 2}) == 5.0
 
 
 def test_every_small_world() -> None:
@@ -108,12 +117,19 @@ def test_every_small_world() -> None:
     shapes = list(itertools.product((1, 2, 3), (1.0, 2.0, 3.0), (1.0, 2.0), (3, 5, 9)))
     for left, right in itertools.product(shapes, repeat=2):
         offers = [
-            offer(name, rate, ms, {"a": (length, outputs)}, (length,))
+            offer(
+                name,
+                rate,
+                ms,
+                {"a": (length, outputs)},
+                (length,),
+                lambda who, depth: weights.get((who, depth), 0.0),
+            )
             for name, (length, rate, ms, outputs) in (("l", left), ("r", right))
         ]
         for has in (1, 2):
             ranked = exploration.probes(dumb(offers), 1.5, {"a": has}, weights)
-            found = probe_of(offers, 1.5, {"a": has}, lambda who, depth: weights[who, depth])
+            found = probe_of(offers, 1.5, {"a": has})
             assert found == (ranked[0] if ranked else None) or offers[0][1:] == offers[1][1:]
 
 
@@ -137,10 +153,11 @@ def test_random_worlds(seed: int) -> None:
                     for who in draw.sample(requests, draw.randint(1, 4))
                 },
                 (draw.randint(1, 2), k),
+                lambda who, depth, w=weights: w[who, depth],
             )
             for k in range(draw.randint(1, 5))
         ]
         ranked = exploration.probes(dumb(offers), 1.0, ordinary, weights)
         draw.shuffle(offers)
-        found = probe_of(offers, 1.0, ordinary, lambda who, depth, w=weights: w[who, depth])
+        found = probe_of(offers, 1.0, ordinary)
         assert found == (ranked[0] if ranked else None)

@@ -37,15 +37,25 @@ def waiting_price(view: View, units: Units) -> float:
     return streams * units.age + len(view.terminals) * units.terminal_age
 
 
-def single_blocks(view: View, units: Units, waiting: float, *, padded: bool = False) -> list[Block]:
-    """Return the blocks of every single-graph candidate; shapes may still be redundant.
+def single_blocks(view: View, units: Units, waiting: float) -> list[Block]:
+    """Return the blocks of every single-graph candidate; shapes may still be redundant."""
+    return generating_blocks(view, units, waiting) + listed_blocks(view, units, waiting)
 
-    `padded` keeps the redundant ones that are otherwise left out from the start.
+
+def generating_blocks(view: View, units: Units, waiting: float) -> list[Block]:
+    """Return the blocks of the programs that serve decoders, with or without a prompt row."""
+    prompts = prompts_of(view, units, view.prefilling)
+    if not view.decoders and not prompts:
+        return []
+    return _generating(scene_of_view(view, units, waiting), prompts)
+
+
+def listed_blocks(view: View, units: Units, waiting: float, *, padded: bool = False) -> list[Block]:
+    """Return the blocks of retirement and of prefill, without the redundant shapes of each.
+
+    `padded` keeps these too.
     """
     found: list[Block] = []
-    prompts = prompts_of(view, units, view.prefilling)
-    if view.decoders or prompts:
-        found += _generating(scene_of_view(view, units, waiting), prompts)
     if view.terminals:
         interval = view.interval_ms(GraphKind.TERMINAL, len(view.terminals))
         lanes = terminal_lanes(view, units, interval)
@@ -55,12 +65,12 @@ def single_blocks(view: View, units: Units, waiting: float, *, padded: bool = Fa
                 _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting, padded=padded)
             )
         )
-    if prompts:
-        lanes_and_shapes = best_prompt_lanes(view, prompts, padded=padded)
-        if lanes_and_shapes:
-            found.append(
-                Listed([_prefill_candidate(view, *each, waiting) for each in lanes_and_shapes])
-            )
+    prompts = prompts_of(view, units, view.prefilling)
+    lanes_and_shapes = best_prompt_lanes(view, prompts, padded=padded) if prompts else []
+    if lanes_and_shapes:
+        found.append(
+            Listed([_prefill_candidate(view, *each, waiting) for each in lanes_and_shapes])
+        )
     return found
 
 

@@ -10,13 +10,33 @@ The order of the ledgers and all conditions are in docs/design/scheduling-utilit
 
 from __future__ import annotations
 
+from operator import itemgetter
+
+import numpy as np
+
+from helios.scheduler.acceptance import COPY, LEARNED
 from helios.scheduler.blocks import Candidate
+from helios.scheduler.catalog import GraphKind, ProposalSource
+from helios.scheduler.config import DecodeMode
 from helios.scheduler.errors import StalePlanError
+from helios.scheduler.learning import Lane, Offer, Probe, best_probe
 from helios.scheduler.plan import ScheduledPlan, SelectionReason
 from helios.scheduler.policy import Decision, Selected, rank_key, reason_of
 from helios.scheduler.records import ExplorationAccount
 from helios.scheduler.refresh import stale_alternative, stale_attention_ns
+from helios.scheduler.requests import Request
+from helios.scheduler.rounds import SLACK
 from helios.scheduler.state import State
+from helios.scheduler.streams import lane_limit
+
+ROUNDS = (GraphKind.SPECULATIVE, GraphKind.MIXED)
+"""Kinds whose lanes have a depth that a probe can go beyond."""
+
+LEARNING_STRIDE = 128
+"""Commits between two searches for a probe while the credit stays full."""
+
+MOST_OFFERS = 32
+"""Most rounds that one search materialises."""
 
 
 def selected(state: State, decision: Decision, winner: Candidate) -> Selected:
@@ -33,7 +53,93 @@ def selected(state: State, decision: Decision, winner: Candidate) -> Selected:
         if alternative is not None:
             credit_ms = funds.timing.credit_ms
             return Selected(alternative, SelectionReason.TIMING_REFRESH, credit_ms)
+    if funds.can_open(SelectionReason.ACCEPTANCE_LEARNING) and _may_learn(state):
+        candidate = deeper_round(state, decision, winner)
+        if candidate is not None:
+            credit_ms = funds.learning.credit_ms
+            return Selected(candidate, SelectionReason.ACCEPTANCE_LEARNING, credit_ms)
     return Selected(winner, reason)
+
+
+def _may_learn(state: State) -> bool:
+    # A search prices every round a second time, and at full credit it often finds nothing to try:
+    # so one is made when the credit fills, and then once in so many commits. The window drains
+    # without commits, so a probe that was found behind queued work is found again in its turn.
+    is_adaptive = state.speculation.mode is DecodeMode.ADAPTIVE
+    return is_adaptive and (state.commits - state.learning_since) % LEARNING_STRIDE == 0
+
+
+def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candidate | None:
+    """Return the round that is most worth probing instead of an ordinary winner; None without any.
+
+    Entries are materialised in the order of what they could gain at most, until no other could gain
+    more than the best acceptable one.
+    """
+    lengths = _ordinary_lengths(state, winner)
+    if not lengths:
+        return None
+    ordinary_rate = -winner.negative_rate
+    widths = state.shapes.geometry.width
+    bounds = []
+    for block in decision.optimistic():
+        deeper = block.determinate & (widths[block.graph] > min(lengths.values()))
+        for entry in np.flatnonzero(deeper & (block.rate > ordinary_rate)).tolist():
+            gain = (float(block.rate[entry]) - ordinary_rate) / float(block.known_ms[entry])
+            bounds.append((-gain, int(block.graph[entry]), entry, block))
+    best: Probe[Candidate, Request] | None = None
+    for negative_gain, _, entry, block in sorted(bounds, key=itemgetter(0, 1))[:MOST_OFFERS]:
+        if best is not None and -negative_gain < best.improvement_rate * (1.0 - SLACK):
+            break
+        offers = [_offer_of(state, block.best(entry))]
+        offers += [best.offer] if best is not None else []
+        best = best_probe(offers, ordinary_rate, lengths)
+    return None if best is None else best.offer.candidate
+
+
+def _ordinary_lengths(state: State, winner: Candidate) -> dict[Request, int]:
+    """Return the rows that a winner gives each of its streams that could use more.
+
+    Empty when there is none, which ends many fruitless searches.
+    """
+    if state.catalog.graphs[winner.graph_index].kind not in ROUNDS:
+        return {}
+    return {
+        lane.request: lane.output_ceiling
+        for place, lane in enumerate(winner.cohort)
+        if place != winner.prefill_row and lane_limit(lane.request) > lane.output_ceiling
+    }
+
+
+def _offer_of(state: State, candidate: Candidate) -> Offer[Candidate, Request]:
+    graph = state.catalog.graphs[candidate.graph_index]
+    chosen = [lane for i, lane in enumerate(candidate.cohort) if i != candidate.prefill_row]
+    lanes = [
+        Lane(
+            lane.request,
+            lane.output_ceiling,
+            lane.request.max_output - lane.request.output_count - lane.request.queued_tokens,
+        )
+        for lane in chosen
+    ]
+
+    def weights() -> list[list[float]]:
+        requests = [lane.request for lane in lanes]
+        aged: list[list[float]] = state.history.acceptance.weights(
+            np.array([request.row for request in requests], dtype=np.int64),
+            COPY if graph.source is ProposalSource.COPY else LEARNED,
+            np.array([request.output_count for request in requests], dtype=np.int64),
+        ).tolist()
+        return aged
+
+    geometry = (
+        graph.rows + graph.prefill_capacity,
+        graph.batch_capacity,
+        graph.token_capacity,
+        graph.proposal_depth,
+        candidate.graph_index,
+    )
+    rate = -candidate.negative_rate
+    return Offer(candidate, rate, candidate.duration_ms, geometry, lanes, weights)
 
 
 def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candidate | None:
@@ -46,13 +152,7 @@ def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candida
     )
     if not attention:
         return None
-    # Padding adds shapes to the kinds that have candidates, never a kind: most plans at full credit
-    # end here, because what is stale in steady load has no work.
-    graphs = state.catalog.graphs
-    stale_kinds = dict.fromkeys(graphs[index].kind for index in attention)
-    if not any(decision.serves(kind) for kind in stale_kinds):
-        return None
-    return stale_alternative(decision.alternatives(), attention, rank=rank_key)
+    return stale_alternative(decision.alternatives(attention), attention, rank=rank_key)
 
 
 def check_funded(state: State, plan: ScheduledPlan, *, is_fresh: bool) -> None:
@@ -69,6 +169,15 @@ def on_commit(state: State, plan: ScheduledPlan) -> None:
     """Note the attempt of a checked plan, and open the episode of a probe."""
     state.dispatches.record(plan.cost_index, state.now_ns)
     state.funds.open(plan.reason)
+
+
+def on_complete(state: State, reason: SelectionReason, device_ns: int, charged_ns: int) -> None:
+    """Let ordinary work earn and a probe pay; see `Funds.settle`."""
+    learning = state.funds.learning
+    was_full = learning.is_full
+    state.funds.settle(reason, device_ns, charged_ns)
+    if learning.is_full and not was_full:
+        state.learning_since = state.commits
 
 
 def on_time(state: State) -> None:

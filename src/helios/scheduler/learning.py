@@ -15,9 +15,6 @@ from typing import Generic, NamedTuple, TypeVar
 C = TypeVar("C")
 R = TypeVar("R")
 
-AgedWeight = Callable[[R, int], float]
-"""Aged weight of a request's estimate at a depth, from 1."""
-
 
 class Lane(NamedTuple, Generic[R]):
     """One request's part in a round."""
@@ -38,63 +35,67 @@ class Offer(NamedTuple, Generic[C, R]):
     geometry: tuple[int, ...]
     """Physical size, compared in order; the last word is the catalog's order."""
     lanes: Sequence[Lane[R]]
+    weights: Callable[[], Sequence[Sequence[float]]]
+    """Aged weights of each lane's estimate at depths 1, 2, ...; only asked on equal gains."""
 
 
-class Probe(NamedTuple, Generic[C]):
-    """The probe that is worth most, with what it was chosen by."""
+class Probe(NamedTuple, Generic[C, R]):
+    """The probe that is worth most."""
 
-    candidate: C
+    offer: Offer[C, R]
     improvement_rate: float
     """Optimistic score less the ordinary choice's, per ms of the graph's duration."""
-    least_weight: float
-    """Aged weight of the added prefix that is known least."""
 
 
-def added_weight(
-    lane: Lane[R], ordinary_length: int | None, weight_of: AgedWeight[R]
-) -> float | None:
-    """Return the smallest aged weight among the depths that a lane adds to the ordinary choice.
+def adds_depth(lane: Lane[R], ordinary_length: int | None) -> bool:
+    """Tell whether a lane goes beyond the ordinary choice and its request can use what it shows.
 
-    None when it adds none, or when not even the longest outcome leaves room for another round of
-    the first added depth. A request outside the ordinary cohort is not compared: its own turn will
-    show what an ordinary choice offers it.
+    Not even the longest outcome may take the outputs that a later round of the first added depth
+    needs. A request outside the ordinary cohort is not compared: its own turn will show what an
+    ordinary choice offers it.
     """
     if ordinary_length is None or lane.length <= ordinary_length:
-        return None
-    if lane.outputs_left - lane.length <= ordinary_length:
-        return None
-    depths = range(max(ordinary_length, 1), lane.length)
-    return min(weight_of(lane.request, depth) for depth in depths)
+        return False
+    return lane.outputs_left - lane.length > ordinary_length
+
+
+def least_weight(offer: Offer[C, R], ordinary_lengths: Mapping[R, int]) -> float:
+    """Return the smallest aged weight among the depths that an acceptable offer adds."""
+    added: list[float] = []
+    for lane, weights in zip(offer.lanes, offer.weights(), strict=True):
+        length = ordinary_lengths.get(lane.request)
+        if length is not None and adds_depth(lane, length):
+            added += weights[max(length, 1) - 1 : lane.length - 1]
+    return min(added)
 
 
 def best_probe(
-    offers: Iterable[Offer[C, R]],
-    ordinary_rate: float,
-    ordinary_lengths: Mapping[R, int],
-    weight_of: AgedWeight[R],
-) -> Probe[C] | None:
+    offers: Iterable[Offer[C, R]], ordinary_rate: float, ordinary_lengths: Mapping[R, int]
+) -> Probe[C, R] | None:
     """Return the most promising probe; None when no offer qualifies.
 
     Order: optimistic improvement per physical time, then the least informed added prefix, shorter
     execution, smaller geometry. `ordinary_lengths` are the rows that the ordinary choice gives each
     request that it lets generate.
     """
-    best: Probe[C] | None = None
-    best_key: tuple[float, float, float, tuple[int, ...]] | None = None
+    best: list[Offer[C, R]] = []
+    best_rate = 0.0
     for offer in offers:
         gain = offer.optimistic_rate - ordinary_rate
         if gain <= 0.0 or offer.duration_ms <= 0.0:
             continue
-        weights = [
-            weight
-            for lane in offer.lanes
-            for weight in (added_weight(lane, ordinary_lengths.get(lane.request), weight_of),)
-            if weight is not None
-        ]
-        if not weights:
+        improvement = gain / offer.duration_ms
+        if improvement < best_rate:
             continue
-        improvement, least = gain / offer.duration_ms, min(weights)
-        key = (-improvement, least, offer.duration_ms, offer.geometry)
-        if best_key is None or key < best_key:
-            best, best_key = Probe(offer.candidate, improvement, least), key
-    return best
+        if not any(adds_depth(lane, ordinary_lengths.get(lane.request)) for lane in offer.lanes):
+            continue
+        if improvement > best_rate:
+            best, best_rate = [], improvement
+        best.append(offer)
+    if not best:
+        return None
+
+    def place(offer: Offer[C, R]) -> tuple[float, float, tuple[int, ...]]:
+        return least_weight(offer, ordinary_lengths), offer.duration_ms, offer.geometry
+
+    return Probe(best[0] if len(best) == 1 else min(best, key=place), best_rate)

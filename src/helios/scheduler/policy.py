@@ -6,13 +6,19 @@ less recently used requests, smaller physical padding, and last the catalog's or
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from helios.scheduler.blocks import Block, Candidate, Listed, rank_key
-from helios.scheduler.candidates import single_blocks, undominated, waiting_price
+from helios.scheduler.candidates import (
+    generating_blocks,
+    listed_blocks,
+    single_blocks,
+    undominated,
+    waiting_price,
+)
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
@@ -25,7 +31,7 @@ from helios.scheduler.plan import (
     SelectionReason,
 )
 from helios.scheduler.records import Phase
-from helios.scheduler.selection import Selection, best_of
+from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.utility import Lane, Units, View, units_of
 
@@ -62,28 +68,28 @@ class Decision:
         ]
         return [candidate for candidate in found if candidate is not None]
 
-    def serves(self, kind: GraphKind) -> bool:
-        """Tell whether some graph of a kind has work."""
-        graphs = self.view.shapes.catalog.graphs
-        return any(
-            graphs[index].kind is kind
-            for block in self.blocks
-            for index in block.graph[block.rate > -np.inf].tolist()
-        )
+    def alternatives(self, attention_ns: Mapping[int, int]) -> list[Candidate]:
+        """Return candidates of the graphs looked at least recently, the best of them among these.
 
-    def alternatives(self) -> list[Candidate]:
-        """Return every feasible candidate, redundant padding included: what a probe may run."""
-        blocks = single_blocks(self.view, self.units, self.waiting, padded=True)
-        singles = [
-            block.best(entry)
-            for block in blocks
-            for entry in np.flatnonzero(block.rate > -np.inf).tolist()
-        ]
-        return singles + pair_candidates(self.view, self.units, self.waiting, padded=True)
+        `attention_ns` has, by graph, when each was last looked at; other graphs are left out.
+        Redundant padding is allowed, for this is about graphs and not about the work they do.
+        """
+        view, units, waiting = self.view, self.units, self.waiting
+        blocks = [block for block in self.blocks if not isinstance(block, Listed)]
+        blocks += listed_blocks(view, units, waiting, padded=True)
+        pairs = pair_candidates(view, units, waiting, padded=True)
+        blocks += [Listed(pairs)] if pairs else []
+        return least_recent(blocks, attention_ns, len(view.durations_ms))
 
-    def candidate_of(self, graph_index: int) -> Candidate | None:
-        """Return a graph's best candidate, redundant or not; None when it can serve nobody."""
-        return best_of(c for c in self.alternatives() if c.graph_index == graph_index)
+    def optimistic(self) -> list[Block]:
+        """Return the programs that generate, priced with acceptance as good as it may still be.
+
+        In the units of this decision; redundant padding included.
+        """
+        view = copy.copy(self.view)
+        assert view.estimates is not None
+        view.estimates = view.estimates._replace(optimistic=True)
+        return generating_blocks(view, self.units, self.waiting)
 
     def ranked(self) -> list[Candidate]:
         """Return the undominated candidates, best first."""

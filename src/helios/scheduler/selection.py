@@ -8,7 +8,7 @@ last the catalog's order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -121,3 +121,34 @@ def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
         elif candidate[:4] == best[0][:4]:
             best.append(candidate)
     return min(best, key=rank_key) if len(best) > 1 else (best[0] if best else None)
+
+
+NEVER_NS = np.iinfo(np.int64).max
+
+
+def least_recent(
+    blocks: Sequence[Block], attention_ns: Mapping[int, int], graph_count: int
+) -> list[Candidate]:
+    """Return candidates of the graphs that were looked at first, the best of them among these.
+
+    Entries of unmeasured durations do not count. Bounds that the best settled score rules out are
+    not materialised, so that a hundred graphs that are stale together cost no more than a few.
+    """
+    looked_ns: Integers = np.full(graph_count, NEVER_NS, dtype=np.int64)
+    looked_ns[list(attention_ns)] = list(attention_ns.values())
+    places = []
+    for block in blocks:
+        usable = block.determinate & (block.rate > -np.inf)
+        places.append(np.where(usable, looked_ns[block.graph], NEVER_NS))
+    first_ns = min((place.min(initial=NEVER_NS) for place in places), default=NEVER_NS)
+    if first_ns == NEVER_NS:
+        return []
+    first = [place == first_ns for place in places]
+    settled = [block.rate[mask & block.settled] for block, mask in zip(blocks, first, strict=True)]
+    top = max(rate.max(initial=-np.inf) for rate in settled)
+    floor = top - SLACK * max(abs(top), 1e-300) if top > -np.inf else top
+    return [
+        block.best(entry)
+        for block, mask in zip(blocks, first, strict=True)
+        for entry in np.flatnonzero(mask & (block.rate >= floor)).tolist()
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from helios.scheduler import exploration
 from helios.scheduler.accounting import last_interval, settle
 from helios.scheduler.capture import after_progress, earn, finish_copy
 from helios.scheduler.catalog import GraphKind
@@ -120,7 +121,7 @@ def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outco
     state.interval = last_interval(
         frame.fence, frame.shares, outcome.prices_before, interval_ms, adaptation_ms
     )
-    state.funds.settle(frame.plan.reason, device_ns, charged_ns)
+    exploration.on_complete(state, frame.plan.reason, device_ns, charged_ns)
     state.costs.observe(frame.plan.cost_index, cost_sample_ns(timing), state.now_ns)
     past = state.executions[frame.plan.reason]
     state.executions[frame.plan.reason] = ExecutionCount(

@@ -44,6 +44,7 @@ class State:
         "interval",
         "keeps_rows",
         "last_fence",
+        "learning_since",
         "longest_chunk",
         "memo",
         "now_ns",
@@ -98,6 +99,8 @@ class State:
         self.history = SpeculationHistory(catalog, resources.row_count)
         """Acceptance and forecasts by physical row."""
         self.funds = Funds()
+        self.learning_since = 0
+        """Commits when the credit of acceptance learning last became full."""
         self.dispatches = Dispatches(len(self.costs.estimates_ns))
         self.table = RequestTable()
         self.window = Window()

@@ -1,0 +1,316 @@
+"""Funded acceptance learning in the running scheduler (scheduling-utility.md section 11)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from fractions import Fraction
+
+import pytest
+
+from helios.scheduler import (
+    CompletionRecord,
+    DecodeMode,
+    ExecutionTiming,
+    Fence,
+    GeneratedToken,
+    ScheduledPlan,
+    SelectionReason,
+    SpeculationConfig,
+    StalePlanError,
+    exploration,
+)
+from helios.scheduler.learning import best_probe
+from helios.scheduler.policy import rank_key
+from helios.scheduler.refresh import stale_alternative
+from tests.support.catalogs import Recipe, recipe
+from tests.support.snapshot import freeze
+from tests.support.world import Flight, Observer, World, honest_timing
+
+MS = 1_000_000
+LEARNING = SelectionReason.ACCEPTANCE_LEARNING
+REFRESH = SelectionReason.TIMING_REFRESH
+ADAPTIVE = SpeculationConfig(mode=DecodeMode.ADAPTIVE)
+ROUNDS = recipe(Recipe(rows=2, prefills=(64,), widths=(1, 2, 4)))
+SEEDS = tuple(ROUNDS.duration_ns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spell:
+    """Every proposal is accepted, but none between two output positions."""
+
+    begin: int
+    end: int
+
+    def accepted(self, name: str, output_index: int, offered: int) -> int:
+        return 0 if self.begin <= output_index < self.end else offered
+
+    def confidence(self, depth: int) -> float:
+        return 0.5**depth
+
+    def survival(self, depth: int) -> float:
+        return 0.5**depth
+
+
+class Books(Observer):
+    """Checks the learning bound at every completion from the public record alone."""
+
+    def __init__(self) -> None:
+        self.ordinary_ns = 0
+        self.episodes_ns: list[int] = []
+
+    def on_complete(
+        self,
+        flight: Flight,
+        records: tuple[CompletionRecord, ...],
+        timing: ExecutionTiming,
+        tokens: list[GeneratedToken],
+    ) -> None:
+        device_ns = max(timing.device_ns, default=0)
+        charged_ns = device_ns if flight.queued else max(device_ns, timing.wall_ns)
+        if flight.plan.reason is SelectionReason.ORDINARY and device_ns:
+            self.ordinary_ns += charged_ns
+        elif flight.plan.reason is LEARNING:
+            assert not flight.queued
+            self.episodes_ns.append(charged_ns)
+        last_ns = (self.episodes_ns or [0])[-1]
+        assert sum(self.episodes_ns) <= Fraction(1, 99) * self.ordinary_ns + last_ns
+
+
+def world_of(
+    acceptance: Spell,
+    *,
+    streams: int = 1,
+    output: int = 100_000,
+    speculation: SpeculationConfig = ADAPTIVE,
+    slowness: int = 1,
+) -> World:
+    """Return a world whose streams decode in rounds at measured costs."""
+    world = World(ROUNDS.scaled(slowness), rows=2, speculation=speculation, seeded=SEEDS)
+    world.observers.append(Books())
+    for index in range(streams):
+        world.admit(f"s{index}", 64, output, acceptance=acceptance)
+    return world
+
+
+def width_of(flight: Flight) -> int:
+    return flight.plan.graph.token_capacity
+
+
+def next_probe(world: World, limit: int = 2_000) -> ScheduledPlan:
+    """Run until a probe of acceptance is offered; return it uncommitted."""
+    for _ in range(limit):
+        while (plan := world.plan()) is not None:
+            if plan.reason is LEARNING:
+                return plan
+            world.commit(plan)
+        world.finish_frame()
+    raise AssertionError("no probe")
+
+
+def tail_widths(world: World, count: int) -> list[int]:
+    return [width_of(f) for f in world.log[-count:] if f.plan.reason is SelectionReason.ORDINARY]
+
+
+def test_speculation_recovers_after_acceptance_fell() -> None:
+    """Field report 9: it stopped while nothing was accepted, and funded probes bring it back."""
+    world = world_of(Spell(600, 2_000))
+    stream = world.streams["s0"]
+    while len(stream.tokens) < 500:
+        world.step()
+    assert min(tail_widths(world, 40)) == 4, "everything is accepted: the widest round wins"
+    while len(stream.tokens) < 1_900:
+        world.step()
+    assert max(tail_widths(world, 200)) == 1, "nothing is accepted: width one wins"
+    probes = [f for f in world.log if f.plan.reason is LEARNING]
+    assert probes, "full credit was not used"
+    assert min(map(width_of, probes)) > 1
+    while len(stream.tokens) < 2_000:
+        world.step()
+    good_ns = world.now_ns
+    while not (tail := tail_widths(world, 40)) or min(tail) < 4:
+        assert world.now_ns < good_ns + 10_000 * MS, "speculation stayed off"
+        world.step()
+
+
+def test_probes_stop_when_there_is_nothing_to_learn() -> None:
+    """At the deepest round no depth can be added, so full credit stays unspent (11.8)."""
+    world = world_of(Spell(0, 0), slowness=10)
+    while world.now_ns < 10_000 * MS:
+        world.step()
+    before = world.scheduler.exploration()[LEARNING]
+    world.run(300)
+    after = world.scheduler.exploration()[LEARNING]
+    assert after.spent_ns == before.spent_ns
+    assert after.credit_ms == 5.0
+
+
+def test_a_probe_is_deeper_alone_and_pays_once() -> None:
+    """It adds a depth, waits for an empty queue, and is charged its raw duration (11.3, 11.8)."""
+    world = world_of(Spell(0, 100_000))
+    plan = next_probe(world)
+    assert not world.queue
+    assert plan.needs_empty_queue
+    assert plan.steps[0].output_ceiling > 1
+    terms = plan.terms
+    assert terms is not None
+    assert (terms.reason, terms.exploration_credit_ms) == (LEARNING, 5.0)
+    assert world.scheduler.explain()[0] == terms
+    world.commit(plan)
+    assert world.plan() is None, "a frame was queued behind a probe"
+    flight = world.queue[0]
+    timing_before = world.scheduler.exploration()[REFRESH]
+    world.timing_of = lambda inner, done: dataclasses.replace(
+        honest_timing(inner, done), readiness_ns=MS
+    )
+    world.finish_frame()
+    account = world.scheduler.exploration()[LEARNING]
+    assert account.spent_ns == sum(
+        f.finish_ns - f.start_ns for f in world.log if f.plan.reason is LEARNING
+    )
+    paid_ns = flight.finish_ns - flight.start_ns
+    assert account.credit_ms == (5 * MS - paid_ns) / MS
+    assert world.scheduler.exploration()[REFRESH] == timing_before
+    assert world.scheduler.executions()[LEARNING].count == 1
+
+
+def test_a_probe_must_leave_output_to_use_it() -> None:
+    """Requests near their end are not probed (11.8)."""
+    world = world_of(Spell(0, 100_000), output=100_000)
+    plan = next_probe(world)
+    request = world.scheduler._state.table.find(plan.steps[0].handle)
+    request.max_output = request.output_count + plan.steps[0].output_ceiling + 1
+    again = world.plan()
+    assert again is not None
+    if again.reason is LEARNING:
+        assert again.steps[0].output_ceiling < plan.steps[0].output_ceiling
+    request.max_output = request.output_count + 3
+    last = world.plan()
+    assert last is not None
+    assert last.reason is SelectionReason.ORDINARY
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_fixed_width_never_probes(width: int) -> None:
+    """Fixed-width execution does not probe acceptance, whatever credit it has (11.8)."""
+    speculation = SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=width)
+    world = world_of(Spell(0, 100_000), speculation=speculation, slowness=10)
+    while world.now_ns < 3_000 * MS:
+        world.step()
+    assert world.scheduler.exploration()[LEARNING].credit_ms == 5.0
+    assert {f.plan.reason for f in world.log} == {SelectionReason.ORDINARY}
+
+
+def test_refresh_takes_precedence() -> None:
+    """With both ledgers full and a graph stale, the refresh is first (11.8)."""
+    world = world_of(Spell(0, 100_000))
+    plan = next_probe(world)
+    funds = world.scheduler._state.funds
+    funds.settle(SelectionReason.ORDINARY, 3_000 * MS, 3_000 * MS)
+    world.scheduler._state.costs.ttl_ns = 1
+    both = world.plan()
+    assert both is not None
+    assert both.reason is REFRESH
+    funds.timing.discard()
+    alone = world.plan()
+    assert alone is not None
+    assert alone.reason is LEARNING
+    assert alone.steps == plan.steps
+
+
+def test_commit_refuses_a_probe_whose_credit_is_gone() -> None:
+    """A saved acceptance probe is rechecked too, and a refusal changes nothing (11.7)."""
+    world = world_of(Spell(0, 100_000))
+    saved = next_probe(world)
+    world.scheduler._state.funds.discard()
+    before = freeze(world.scheduler)
+    with pytest.raises(StalePlanError, match="credit"):
+        world.scheduler.commit(saved, Fence(10_000))
+    assert freeze(world.scheduler) == before
+
+
+def test_planning_a_probe_changes_nothing() -> None:
+    """The optimistic view is a view: estimates, credit and attempts stay (runtime 2.1)."""
+    world = world_of(Spell(0, 100_000), streams=2)
+    plan = next_probe(world)
+    before = freeze(world.scheduler)
+    assert world.scheduler.plan() == plan
+    assert freeze(world.scheduler) == before
+
+
+WIDE = recipe(
+    Recipe(
+        rows=8,
+        prefills=(64, 256),
+        widths=(1, 2, 4),
+        ragged=((3, 2), (7, 2)),
+        mixed=((1, 64), (2, 64)),
+    )
+)
+
+
+def busy_world(seed: int) -> tuple[World, random.Random]:
+    """Return a world in the middle of rounds, prompts and retirements at measured costs."""
+    draw = random.Random(seed)
+    world = World(WIDE, rows=8, speculation=ADAPTIVE, seeded=tuple(WIDE.duration_ns))
+    for index in range(9):
+        begin = draw.randrange(200)
+        spell = Spell(begin, begin + draw.randrange(200))
+        world.admit(f"r{index}", draw.randrange(1, 400), draw.randrange(2, 60), acceptance=spell)
+    return world, draw
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_least_recent_alternative_is_found_without_making_all(seed: int) -> None:
+    """Masks and bounds leave the same refresh as materialising every entry (11.6)."""
+    world, draw = busy_world(seed)
+    compared = 0
+    for _ in range(60):
+        if not world.step():
+            break
+        if world.plan() is None or draw.random() < 0.5:
+            continue
+        decided = world.scheduler._state.decision
+        assert decided is not None
+        decision = decided.decision
+        graphs = range(len(WIDE.catalog.graphs))
+        attention = {g: draw.randrange(3) for g in graphs if draw.random() < 0.7}
+        everything = dict.fromkeys(graphs, 0)
+        made = [candidate for graph in graphs for candidate in decision.alternatives({graph: 0})]
+        assert {c.graph_index for c in decision.alternatives(everything)} <= {
+            c.graph_index for c in made
+        }
+        slow = stale_alternative(made, attention, rank=rank_key)
+        fast = stale_alternative(decision.alternatives(attention), attention, rank=rank_key)
+        assert fast == slow
+        compared += slow is not None
+    assert compared > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_probe_is_found_without_making_all(seed: int) -> None:
+    """Stopping at the bound leaves the same probe as offering every deeper round (11.9)."""
+    world, draw = busy_world(seed)
+    found = 0
+    for _ in range(80):
+        if not world.step():
+            break
+        if world.plan() is None or draw.random() < 0.3:
+            continue
+        state = world.scheduler._state
+        decided = state.decision
+        assert decided is not None
+        assert decided.selected is not None
+        decision, winner = decided.decision, decided.selected.candidate
+        lengths = exploration._ordinary_lengths(state, winner)
+        offers = [
+            exploration._offer_of(state, block.best(entry))
+            for block in (decision.optimistic() if lengths else [])
+            for entry in range(len(block.rate))
+            if block.determinate[entry] and block.rate[entry] > float("-inf")
+        ]
+        slow = best_probe(offers, -winner.negative_rate, lengths)
+        fast = exploration.deeper_round(state, decision, winner)
+        assert fast == (None if slow is None else slow.offer.candidate)
+        found += fast is not None
+    assert found > 5
