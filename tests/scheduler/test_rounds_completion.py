@@ -286,8 +286,9 @@ def test_a_host_program_with_confidence_may_complete_either_way() -> None:
     )
     world = World(model, rows=4, speculation=rounds.ADAPTIVE)
     world.admit("a", 20, 50, needs_feedback=True)
-    while phase_of(world, "a") < Phase.DECODE:
-        world.step()
+    rounds.begin(world, "a")
+    world.commit(rounds.compose(world, "prefill-c64", {}, prompt=("a", 20, 1)))
+    world.finish_frame()
     flight = fly(world, HOST, {"a": 4})
     land(world, flight, [lane(flight, 0, 1)])
     flight = fly(world, HOST, {"a": 4})
@@ -558,12 +559,7 @@ def test_mixed_rounds_teach_by_role() -> None:
     """The prompt row commits its extent and one token and teaches no acceptance (8.10)."""
     world = decoding("ab")
     world.admit("p", 40, 50, needs_feedback=True)
-    while phase_of(world, "p") is not Phase.PREFILL:
-        plan = world.plan()
-        assert plan is not None
-        assert plan.graph.kind.name == "INITIALIZE"
-        world.commit(plan)
-        world.finish_frame()
+    rounds.begin(world, "p")
     before = survivals(world, "p")
     flight = fly(world, MIXED, {"a": 4, "b": 2}, prompt=("p", 40, 1))
     records = [lane(flight, 0, 3), lane(flight, 1, 2), lane(flight, 2, 1)]

@@ -58,11 +58,17 @@ def decoding(
     for name in names:
         limit = output if isinstance(output, int) else output[name]
         world.admit(name, 20, limit, needs_feedback=True)
-    while any(phase_of(world, name) < Phase.DECODE for name in names):
-        assert world.step()
-        world.advance(1.0)
-    assert not world.queue
+    begin(world, names)
+    for name in names:
+        world.commit(compose(world, "prefill-c64", {}, prompt=(name, 20, 1)))
+        world.finish_frame()
     return world
+
+
+def begin(world: World, names: str) -> None:
+    """Initialise fresh requests in one frame."""
+    world.commit(compose(world, "initialize-b4", dict.fromkeys(names, 0)))
+    world.finish_frame()
 
 
 def phase_of(world: World, name: str) -> Phase:
