@@ -23,6 +23,8 @@ class Mix:
     outlier: float = 0.01
     withheld: float = 0.05
     pause: float = 0.002
+    tenants: int = 0
+    """Tenants that requests may belong to; some requests have none."""
     time_unit_ms: float = 1.0
     """Arrivals and delays scale with it."""
 
@@ -66,11 +68,13 @@ class Workload:
         roll, mix = self.random, self.mix
         name = f"r{self.count}"
         self.count += 1
-        fields = {}
+        fields: dict[str, bool | float | str] = {}
         if self._chance(0.15):
             fields["needs_feedback"] = True
         if self._chance(0.1):
             fields["weight"] = roll.choice([0.25, 4.0])
+        if mix.tenants:
+            fields["tenant"] = roll.choice(["", *"abcdefgh"[: mix.tenants]])
         try:
             self.world.admit(
                 name,

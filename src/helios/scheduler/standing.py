@@ -26,6 +26,11 @@ class Tenancy(NamedTuple):
     """Its active streams: only they have a delivery coordinate and an output age."""
     prompts: list[Request]
 
+    @property
+    def newcomers(self) -> int:
+        """Prompts of which nothing has been consumed yet."""
+        return sum([request.prompt_done == 0 for request in self.prompts])
+
 
 class Standing:
     """Who can do what once everything submitted has run.
@@ -136,9 +141,8 @@ class Standing:
 
     @property
     def participants(self) -> int:
-        """Accounts that compete for tokens; a tenant counts once."""
-        surplus = sum([len(t.decoders) + len(t.prompts) - 1 for t in self.tenancies.values()])
-        return len(self.decoders) + len(self.machine_rates) - surplus
+        """Requests that compete for tokens."""
+        return len(self.decoders) + len(self.machine_rates)
 
     def stream_shares(self) -> list[float] | None:
         """Return what each decoder's delivery and age coefficients are multiplied by.
@@ -216,14 +220,19 @@ class Standing:
         if machine is None or (price is not None and request.prompt_done):
             return price
         arrival = arrival_price(shares, self.participants, machine)
+        if self.tenancies and request.account.is_shared:
+            # Its newcomers together stand as if each had been receiving 1/N of the machine.
+            arrival /= max(1, self.tenancies[request.account].newcomers)
         return arrival if price is None else max(price, arrival)
 
     def decoder_price(self, request: Request, shares: float) -> float | None:
         """Return the token price of a decoder; None while no rate could make it physical."""
-        if request.account.token_price is not None or self.interval_ms is None:
-            return request.account.token_price
+        account = request.account
+        if account.token_price is not None or self.interval_ms is None:
+            return account.token_price
         machine = len(self.decoders) / self.interval_ms
-        return arrival_price(shares, self.participants, machine)
+        arrival = arrival_price(shares, self.participants, machine)
+        return arrival / len(self.tenancies[account].decoders) if account.is_shared else arrival
 
     def settle_arrivals(self, shares: float) -> None:
         """Store the prices that the participants of a committed frame start with."""

@@ -37,6 +37,8 @@ class Lane:
     scored: bool = False
     last_used: int = 0
     """Rises with every frame; smaller means less recently used."""
+    tenant: str = ""
+    """Whose token coordinate it shares; the empty string for one of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +79,31 @@ class Situation:
     graphs: tuple[Graph, ...]
     policy: PolicyConfig
 
+    def accounts(self, *states: str) -> int:
+        """How many accounts have a lane in one of these states; a tenant counts once."""
+        members = [lane for lane in self.lanes if lane.state in states]
+        own = sum(1 for lane in members if not lane.tenant)
+        return own + len({lane.tenant for lane in members if lane.tenant})
+
+    def share(self, lane: Lane) -> float:
+        """What a decoder's delivery and age coefficients are multiplied by."""
+        if not lane.tenant:
+            return 1.0
+        streams = [x for x in self.lanes if x.state == "decode" and x.tenant == lane.tenant]
+        return 1.0 / len(streams)
+
     @property
     def waiting_cost(self) -> float:
         """Sum of c over all active decoders and terminal rows."""
-        decoders = sum(1 for lane in self.lanes if lane.state == "decode")
+        decoders = sum(self.share(lane) for lane in self.lanes if lane.state == "decode")
         terminals = sum(1 for lane in self.lanes if lane.state == "terminal")
         policy = self.policy
         return decoders * policy.decode_age_price + terminals * policy.terminal_age_price
 
     @property
     def prompt_weight(self) -> float:
-        """What all prompts together weigh, in requests, shared by them; at least their own."""
-        decoders = sum(1 for lane in self.lanes if lane.state == "decode")
-        prompts = sum(1 for lane in self.lanes if lane.state in PROMPT_STATES)
+        """What all prompts together weigh, in accounts, shared by them; at least their own."""
+        decoders, prompts = self.accounts("decode"), self.accounts(*PROMPT_STATES)
         if not prompts:
             return 1.0
         return max(1.0, self.policy.prefill_balance * decoders / prompts)
@@ -119,7 +133,7 @@ def delivery_value(situation: Situation, lane: Lane) -> float:
     price = lane.delivery_price
     if price is None:
         price = situation.reference_ms(GraphKind.DECODE) or 0.0
-    return situation.policy.delivery_fairness * lane.weight * price
+    return situation.policy.delivery_fairness * lane.weight * price * situation.share(lane)
 
 
 def chunk_of(lane: Lane, capacity: int) -> tuple[int, int]:
@@ -161,8 +175,8 @@ def _decodes(situation: Situation, graph: Graph) -> Iterator[Candidate]:
     price = situation.policy.decode_age_price
     for cohort in _subsets(ready, graph.capacity):
         work = sum(token_value(situation, x, 0, 1) + delivery_value(situation, x) for x in cohort)
-        ages = [lane.age_ms for lane in cohort]
-        yield _scored(situation, graph, cohort, work, ages, price * sigma)
+        ages = [(lane.age_ms, price * sigma * situation.share(lane)) for lane in cohort]
+        yield _scored(situation, graph, cohort, work, ages)
 
 
 def _terminals(situation: Situation, graph: Graph) -> Iterator[Candidate]:
@@ -171,8 +185,8 @@ def _terminals(situation: Situation, graph: Graph) -> Iterator[Candidate]:
     policy = situation.policy
     for cohort in _subsets(ready, graph.capacity):
         work = len(cohort) * policy.terminal_value
-        ages = [lane.age_ms for lane in cohort]
-        yield _scored(situation, graph, cohort, work, ages, policy.terminal_age_price * sigma)
+        ages = [(lane.age_ms, policy.terminal_age_price * sigma) for lane in cohort]
+        yield _scored(situation, graph, cohort, work, ages)
 
 
 def _scored(
@@ -180,12 +194,12 @@ def _scored(
     graph: Graph,
     cohort: tuple[Lane, ...],
     work: float,
-    ages: Sequence[float],
-    age_value: float,
+    ages: Sequence[tuple[float, float]],
 ) -> Candidate:
+    """Score a cohort; `ages` are the age (ms) of each lane and what a ms of it is worth."""
     duration = graph.duration_ms
     known = duration or 0.0
-    credit = sum(age_value * (age + known) for age in ages)
+    credit = sum(age_value * (age + known) for age, age_value in ages)
     if duration is None:
         score = work + credit
     else:
@@ -210,7 +224,7 @@ def _prefills(situation: Situation, graph: Graph) -> Iterator[Candidate]:
             continue
         prompt, output = chunk_of(lane, graph.capacity)
         work = token_value(situation, lane, prompt, output)
-        candidate = _scored(situation, graph, (lane,), work, (), 0.0)
+        candidate = _scored(situation, graph, (lane,), work, ())
         padding = graph.capacity - prompt
         yield dataclasses.replace(candidate, prompt_tokens=(prompt,), padding=padding)
 

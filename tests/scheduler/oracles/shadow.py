@@ -50,6 +50,21 @@ class Account:
     age_from_ns: int = 0
     ended_ns: int | None = None
     last_used: int = 0
+    served_ns: int | None = None
+    """Of its last token service, or of becoming resident."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the request."""
+        return self.stream.spec.tenant
+
+
+@dataclasses.dataclass
+class Purse:
+    """The token coordinate that the requests of one tenant share."""
+
+    token_price: float | None = None
+    was_served: bool = False
 
 
 @dataclasses.dataclass
@@ -62,6 +77,8 @@ class Interval:
     delivery_rates: dict[RequestHandle, float | None]
     service: dict[RequestHandle, int]
     """Expected token service of each lane."""
+    purses: dict[str, tuple[Purse, float | None, tuple[RequestHandle, ...]]]
+    """Of each tenant that takes part: its purse, its reference rate and its participants."""
     was_fresh: bool
     """Its cost was fresh at the commit; a stale dispatch needs completion feedback."""
 
@@ -83,6 +100,7 @@ class Shadow(Observer):
         self.world = world
         self.policy: PolicyConfig = world.policy
         self.accounts: dict[RequestHandle, Account] = {}
+        self.purses: dict[str, Purse] = {}
         self.history: dict[int, list[costs.Observation]] = {
             index: [] for index in range(len(world.model.catalog.graphs))
         }
@@ -200,8 +218,48 @@ class Shadow(Observer):
     # ---- events ---------------------------------------------------------------------------
 
     def on_admit(self, stream: Stream) -> None:
+        self._close_purses()
         self.accounts[stream.handle] = Account(
             stream, stream.spec.prompt_tokens, age_from_ns=self.world.now_ns
+        )
+        if stream.spec.tenant:
+            self.purses.setdefault(stream.spec.tenant, Purse())
+        self._note_seats()
+
+    def _note_seats(self) -> None:
+        """Remember when requests became resident."""
+        for handle, account in self.accounts.items():
+            if account.served_ns is None and self.phase(handle) in STATES:
+                account.served_ns = self.world.now_ns
+
+    def _close_purses(self) -> None:
+        """Forget the coordinate of every tenant without a request."""
+        live = {
+            account.tenant
+            for handle, account in self.accounts.items()
+            if self.phase(handle) is not Phase.RELEASED
+        }
+        self.purses = {name: purse for name, purse in self.purses.items() if name in live}
+
+    def on_cancel(self, stream: Stream) -> None:
+        self._close_purses()
+        self._note_seats()
+
+    def participants(self) -> int:
+        """Requests that compete for tokens now."""
+        return sum(self.competes(handle) for handle in self.accounts)
+
+    def companions(self, handle: RequestHandle) -> int:
+        """Newcomers, or decoders, of the same tenant that share the claim of a newcomer."""
+        account, is_decoder = self.accounts[handle], self.phase(handle) is Phase.DECODE
+        if not account.tenant:
+            return 1
+        return sum(
+            other.tenant == account.tenant
+            and self.competes(h)
+            and (self.phase(h) is Phase.DECODE) == is_decoder
+            and (is_decoder or other.prompt_left == other.stream.spec.prompt_tokens)
+            for h, other in self.accounts.items()
         )
 
     def price_of(self, handle: RequestHandle) -> float | None:
@@ -210,18 +268,71 @@ class Shadow(Observer):
         A request that was never served has no history of its own; it stands as if it had been
         receiving 1/N of the machine, N counting everybody who competes now.
         """
+        return self.lifted(handle, self.stored(handle))
+
+    def stored(self, handle: RequestHandle) -> float | None:
+        """The price that history made of the request's coordinate."""
+        account = self.accounts[handle]
+        if account.tenant:
+            return self.purses[account.tenant].token_price
+        return account.token_price
+
+    def lifted(self, handle: RequestHandle, price: float | None) -> float | None:
+        """At least a newcomer's price, for a request that was never served."""
         account = self.accounts[handle]
         if self.phase(handle) not in COMPETING:
-            return account.token_price
+            return price
         is_new = account.prompt_left == account.stream.spec.prompt_tokens
-        if account.token_price is not None and not is_new:
-            return account.token_price
+        if self.phase(handle) is Phase.DECODE and account.tenant:
+            is_new = False
+        if price is not None and not is_new:
+            return price
         rate = self.machine_rate(handle)
         if rate is None:
-            return account.token_price
-        competitors = sum(self.competes(other) for other in self.accounts)
-        share = self.policy.arrival_shares * competitors / rate
-        return max(account.token_price or 0.0, share)
+            return price
+        shares = self.policy.arrival_shares * self.participants()
+        return max(price or 0.0, shares / rate / max(1, self.companions(handle)))
+
+    def floor(self, handle: RequestHandle) -> float:
+        """What the wait of a tenant's prompt makes of its price at least, at the queue's end."""
+        account = self.accounts[handle]
+        rate = self.machine_rate(handle)
+        is_prompt = self.phase(handle) in (Phase.PREFILL, Phase.INITIALIZING)
+        if not account.tenant or not is_prompt or rate is None:
+            return 0.0
+        prompts = sum(
+            self.accounts[other].tenant == account.tenant
+            and self.phase(other) in (Phase.PREFILL, Phase.INITIALIZING)
+            for other in self.accounts
+        )
+        assert account.served_ns is not None
+        waited_ms = (self.queue_end_ns() - account.served_ns) / MS
+        return waited_ms / self.policy.adaptation_ms / rate / prompts
+
+    def settle_purse(self, tenant: str) -> None:
+        """Give a tenant without any service the lowest price that its participants start with."""
+        purse = self.purses[tenant]
+        if purse.was_served and purse.token_price is not None:
+            return
+        prices = [
+            self.lifted(handle, purse.token_price)
+            for handle, account in self.accounts.items()
+            if account.tenant == tenant and self.competes(handle)
+        ]
+        purse.token_price = min([p for p in prices if p is not None], default=purse.token_price)
+
+    def purse_rate(self, tenant: str) -> float | None:
+        """Sum of the reference rates of a tenant's participants; prompts of a class count once."""
+        members = [h for h, a in self.accounts.items() if a.tenant == tenant and self.competes(h)]
+        rates = {handle: self.token_rate(handle) for handle in members}
+        known = [(h, rate) for h, rate in rates.items() if rate is not None]
+        prompts = [rate for h, rate in known if self.phase(h) is not Phase.DECODE]
+        total = sum(rate for h, rate in known if self.phase(h) is Phase.DECODE)
+        if self.policy.prefill_balance > 0.0:
+            total += max(prompts, default=0.0)
+        else:
+            total += sum(prompts)
+        return total or None
 
     def machine_rate(self, handle: RequestHandle) -> float | None:
         """Tokens per ms that the whole machine could give this request now."""
@@ -244,8 +355,21 @@ class Shadow(Observer):
     def on_commit(self, flight: Flight) -> None:
         participants = [handle for handle in self.accounts if self.competes(handle)]
         start_ns = self.flights[-1].expected_end_ns if self.flights else self.world.now_ns
+        tenants = dict.fromkeys(self.accounts[h].tenant for h in participants)
+        tenants.pop("", None)
         for handle in participants:
-            self.accounts[handle].token_price = self.price_of(handle)
+            if not self.accounts[handle].tenant:
+                self.accounts[handle].token_price = self.price_of(handle)
+        for tenant in tenants:
+            self.settle_purse(tenant)
+        purses = {
+            tenant: (
+                self.purses[tenant],
+                self.purse_rate(tenant),
+                tuple(h for h in participants if self.accounts[h].tenant == tenant),
+            )
+            for tenant in tenants
+        }
         self.funds.on_commit(flight)
         self._used += 1
         for step in flight.plan.steps:
@@ -257,6 +381,7 @@ class Shadow(Observer):
                 {handle: self.token_rate(handle) for handle in participants},
                 {handle: self.delivery_rate(handle) for handle in participants},
                 {s.handle: s.prompt_tokens + s.output_ceiling for s in flight.plan.steps},
+                purses,
                 self.is_fresh(flight.plan.graph_index),
             )
         )
@@ -289,6 +414,13 @@ class Shadow(Observer):
             self._commit_counters(record, served[record.handle])
         if charged_ns:
             self._charge(interval, served, charged_ns / MS)
+        for handle, tokens in served.items():
+            if tokens and self.is_counted(handle):
+                self.accounts[handle].served_ns = self.world.now_ns
+                if self.accounts[handle].tenant in self.purses:
+                    self.purses[self.accounts[handle].tenant].was_served = True
+        self._close_purses()
+        self._note_seats()
         self._forget_released()
 
     def _forget_released(self) -> None:
@@ -308,12 +440,20 @@ class Shadow(Observer):
         if self.phase(record.handle) is Phase.TERMINAL and account.ended_ns is None:
             account.ended_ns = self.world.now_ns
 
+    def is_counted(self, handle: RequestHandle) -> bool:
+        """Whether service counts for a tenant: not that of a request that was cancelled."""
+        return self.phase(handle) not in (Phase.DRAINING, Phase.RELEASED)
+
     def _charge(
         self, interval: Interval, served: dict[RequestHandle, int], interval_ms: float
     ) -> None:
+        for purse, rate, members in interval.purses.values():
+            if purse.token_price is not None and rate is not None:
+                total = sum(served.get(h, 0) for h in members if self.is_counted(h))
+                purse.token_price = self._flow(purse.token_price, rate, total, interval_ms)
         for handle, rate in interval.token_rates.items():
             account = self.accounts[handle]
-            if account.token_price is not None and rate is not None:
+            if account.token_price is not None and rate is not None and not account.tenant:
                 account.token_price = self._flow(
                     account.token_price, rate, served.get(handle, 0), interval_ms
                 )
@@ -373,13 +513,19 @@ class Shadow(Observer):
         state = STATES[self.phase(handle)]
         spec = account.stream.spec
         since_ns = account.age_from_ns if state == "decode" else account.ended_ns
-        token_price, delivery_price = self.price_of(handle), account.delivery_price
+        token_price, delivery_price = self.stored(handle), account.delivery_price
+        if not account.tenant:
+            token_price = self.price_of(handle)
         for interval in self.flights:
             token_price, delivery_price = self._project(
                 handle, token_price, delivery_price, interval
             )
             if handle in interval.service and state == "decode":
                 since_ns = interval.expected_end_ns
+        if account.tenant:
+            token_price = self.lifted(handle, token_price)
+            if token_price is not None:
+                token_price = max(token_price, self.floor(handle))
         age_ns = self.queue_end_ns() - since_ns if since_ns is not None else 0
         return selection.Lane(
             name=handle,
@@ -392,6 +538,7 @@ class Shadow(Observer):
             outputs_left=spec.max_output_tokens - account.outputs - self.queued(handle),
             scored=spec.scored,
             last_used=account.last_used,
+            tenant=account.tenant,
         )
 
     def _project(
@@ -404,7 +551,13 @@ class Shadow(Observer):
         duration_ms = interval.flight.plan.estimated_duration_ns / MS
         service = interval.service.get(handle, 0)
         rate = interval.token_rates.get(handle)
-        if duration_ms and rate is not None and token_price is not None:
+        tenant = self.accounts[handle].tenant
+        if tenant and duration_ms and token_price is not None and tenant in interval.purses:
+            _, shared_rate, members = interval.purses[tenant]
+            if shared_rate is not None:
+                total = sum(interval.service.get(member, 0) for member in members)
+                token_price = self._flow(token_price, shared_rate, total, duration_ms)
+        elif duration_ms and rate is not None and token_price is not None:
             token_price = self._flow(token_price, rate, service, duration_ms)
         rate = interval.delivery_rates.get(handle)
         if delivery_price is None:
