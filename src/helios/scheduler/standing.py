@@ -144,6 +144,19 @@ class Standing:
         """Requests that compete for tokens."""
         return len(self.decoders) + len(self.machine_rates)
 
+    @property
+    def competing_accounts(self) -> int:
+        """Accounts that compete for tokens; a tenant counts once."""
+        surplus = sum([len(t.decoders) + len(t.prompts) - 1 for t in self.tenancies.values()])
+        return self.participants - surplus
+
+    def claimants(self, count: int) -> int:
+        """Return how many of a tenant's `count` members divide one claim, at least 1.
+
+        Where no other account competes there is nobody to be fair to, and nothing is divided.
+        """
+        return max(1, count) if self.competing_accounts > 1 else 1
+
     def stream_shares(self) -> list[float] | None:
         """Return what each decoder's delivery and age coefficients are multiplied by.
 
@@ -222,7 +235,8 @@ class Standing:
         arrival = arrival_price(shares, self.participants, machine)
         if self.tenancies and request.account.is_shared:
             # Its newcomers together stand as if each had been receiving 1/N of the machine.
-            arrival /= max(1, self.tenancies[request.account].newcomers)
+            tenancy = self.tenancies[request.account]
+            arrival /= self.claimants(tenancy.newcomers)
         return arrival if price is None else max(price, arrival)
 
     def decoder_price(self, request: Request, shares: float) -> float | None:
@@ -232,7 +246,9 @@ class Standing:
             return account.token_price
         machine = len(self.decoders) / self.interval_ms
         arrival = arrival_price(shares, self.participants, machine)
-        return arrival / len(self.tenancies[account].decoders) if account.is_shared else arrival
+        if account.is_shared:
+            arrival /= self.claimants(len(self.tenancies[account].decoders))
+        return arrival
 
     def settle_arrivals(self, shares: float) -> None:
         """Store the prices that the participants of a committed frame start with."""

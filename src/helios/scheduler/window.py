@@ -193,7 +193,7 @@ def _floor_of(view: View, standing: Standing, request: Request, machine: float) 
     return waiting_floor(
         (view.start_ns - request.served_ns) / NANOSECONDS_PER_MS,
         machine_rate=machine,
-        prompts=len(standing.tenancies[request.account].prompts),
+        prompts=standing.claimants(len(standing.tenancies[request.account].prompts)),
         adaptation_ms=view.policy.adaptation_ms,
     )
 

@@ -249,10 +249,15 @@ class Shadow(Observer):
         """Requests that compete for tokens now."""
         return sum(self.competes(handle) for handle in self.accounts)
 
+    def has_no_rival(self) -> bool:
+        """Whether only one account competes."""
+        owners = [a.tenant or h for h, a in self.accounts.items() if self.competes(h)]
+        return len({*owners}) <= 1
+
     def companions(self, handle: RequestHandle) -> int:
         """Newcomers, or decoders, of the same tenant that share the claim of a newcomer."""
         account, is_decoder = self.accounts[handle], self.phase(handle) is Phase.DECODE
-        if not account.tenant:
+        if not account.tenant or self.has_no_rival():
             return 1
         return sum(
             other.tenant == account.tenant
@@ -305,6 +310,7 @@ class Shadow(Observer):
             and self.phase(other) in (Phase.PREFILL, Phase.INITIALIZING)
             for other in self.accounts
         )
+        prompts = 1 if self.has_no_rival() else prompts
         assert account.served_ns is not None
         waited_ms = (self.queue_end_ns() - account.served_ns) / MS
         return waited_ms / self.policy.adaptation_ms / rate / prompts
