@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from helios.scheduler.sequence import (
-    Entries,
-    Sums,
+    First,
+    Following,
     best_split,
     fewest_newly,
+    following_values,
     prefix_sums,
-    ready_beside,
     saved_waiting,
-    sequence_rates,
-    terminal_beside,
 )
 from tests.scheduler.oracles.sequences import (
     FIRST_KINDS,
@@ -63,36 +61,36 @@ def roles_of(problem: Problem) -> list[tuple[int, int, int, float]]:
 
 def solve(problem: Problem) -> tuple[float | None, int]:
     """Return the best score, and the requests that the first graph then advances."""
-    roles = roles_of(problem)
-    decoders = [values_of(problem, "decode", newly=newly)[None] for newly in (True, False)]
-    retires = problem.first == "snapshot"
-    terminals = np.array(
-        [
-            problem.terminal_value + problem.terminal_age * problem.terminal_sigma_ms * row.age_ms
-            for row in problem.rows
-            if row.role == "terminal" and retires
-        ]
+    roles = np.array(roles_of(problem)).reshape(-1, 4)
+    newly, ready = (
+        prefix_sums(np.tile(values_of(problem, "decode", newly=newly), (len(roles), 1)))
+        for newly in (True, False)
     )
-    sums = Sums(prefix_sums(decoders[0]), prefix_sums(decoders[1]), prefix_sums(terminals))
-    count = len(roles)
-    first_ms = np.full(count, problem.first_ms)
+    rows, fewest = roles[:, 1].astype(np.int64), roles[:, 2].astype(np.int64)
+    value, streams = following_values(rows, fewest, roles[:, 3], newly, ready)
+    following = Following(value, streams, problem.first_rows - roles[:, 0].astype(np.int64))
+    terminals = [
+        problem.terminal_value + problem.terminal_age * problem.terminal_sigma_ms * row.age_ms
+        for row in problem.rows
+        if row.role == "terminal" and problem.first == "snapshot"
+    ]
+    first_ms = np.full((1, len(roles)), problem.first_ms)
     whole_ms = first_ms + problem.following_ms
-    columns = list(zip(*roles, strict=True)) or [(), (), (), ()]
-    entries = Entries(
-        *(np.array(column, dtype=np.intp) for column in columns[:3]),
-        constant=np.array(columns[3], dtype=float),
-        table=np.zeros(count, dtype=np.intp),
-        decoder_gain=problem.age_price * problem.sigma_ms * whole_ms,
-        terminal_gain=problem.terminal_age * problem.terminal_sigma_ms * first_ms
+    first = First(
+        np.array([problem.first_rows]),
+        prefix_sums(np.array(terminals)),
+        problem.age_price * problem.sigma_ms * whole_ms,
+        problem.terminal_age * problem.terminal_sigma_ms * first_ms
         + saved_waiting(problem.terminal_age, first_ms, whole_ms),
     )
-    split = best_split(entries, sums)
-    rates = sequence_rates(split.value, whole_ms, np.full(count, True), problem.waiting)
-    rates = np.where(np.isfinite(split.value), rates, -np.inf)
-    if not count or rates.max() == -np.inf:
+    split = best_split(first, following)
+    best = split.value.max(initial=-np.inf)
+    if best == -np.inf:
         return None, 0
     prepared = sum(1 for row in problem.rows if row.is_newly)
-    return float(rates.max()), min(problem.first_rows, prepared + len(terminals))
+    whole = problem.first_ms + problem.following_ms
+    score = float(best) / whole - 0.5 * whole * problem.waiting
+    return score, min(problem.first_rows, prepared + len(terminals))
 
 
 def random_problem(random_: random.Random, first: str, following: str) -> Problem:
@@ -179,64 +177,40 @@ def test_every_small_world() -> None:
             )
 
 
-def one_entry(**changes: float) -> Entries:
-    """One pair of two-row graphs without ages."""
-    numbers = {"first_rows": 2, "following_rows": 2, "fewest": 1, "table": 0} | {
-        key: int(value) for key, value in changes.items() if key != "constant"
-    }
-    return Entries(
-        *(np.array([numbers[key]]) for key in ("first_rows", "following_rows", "fewest")),
-        constant=np.array([changes.get("constant", 0.0)]),
-        table=np.array([numbers["table"]]),
-        decoder_gain=np.zeros(1),
-        terminal_gain=np.zeros(1),
+def split_of(
+    newly: list[float], ready: list[float], terminal: list[float], rows: tuple[int, int] = (2, 2)
+) -> tuple[float, int]:
+    """Value and k of one pair of graphs without ages, its prompt absent."""
+    first, following = rows
+    sums = [prefix_sums(np.array([values], dtype=float)) for values in (newly, ready, terminal)]
+    value, streams = following_values(
+        np.array([following]), np.array([1]), np.zeros(1), sums[0], sums[1]
     )
-
-
-def sums_of(newly: list[float], ready: list[float], terminal: list[float]) -> Sums:
-    """Tables of one class of following graphs."""
-    rows = [prefix_sums(np.array(values, dtype=float)) for values in (newly, ready, terminal)]
-    return Sums(rows[0][None], rows[1][None], rows[2])
+    split = best_split(
+        First(np.array([first]), sums[2][0], np.zeros((1, 1)), np.zeros((1, 1))),
+        Following(value, streams, np.zeros(1, dtype=np.int64)),
+    )
+    return float(split.value.item()), int(split.newly.item())
 
 
 def test_at_least_one_newly_ready_row_takes_part() -> None:
     """Ready rows of any value cannot fill the whole following graph (10.2)."""
-    split = best_split(one_entry(), sums_of([1.0], [50.0, 40.0], []))
-    assert (split.value[0], split.newly[0]) == (51.0, 1)
+    assert split_of([1.0], [50.0, 40.0], []) == (51.0, 1)
 
 
 def test_a_pair_without_newly_ready_rows_is_not_one() -> None:
     """Nothing is enabled: the pair has no value at all (10.2)."""
-    assert best_split(one_entry(), sums_of([], [5.0], [5.0])).value[0] == -np.inf
-
-
-def test_no_entries_are_no_choices() -> None:
-    """A decision without blocked requests asks for nothing."""
-    empty = Entries(*(column[:0] for column in one_entry()))
-    assert len(best_split(empty, sums_of([1.0], [], [])).value) == 0
+    assert split_of([], [5.0], [5.0]) == (-np.inf, 0)
 
 
 def test_terminal_rows_take_only_what_newly_ready_rows_leave() -> None:
     """Capacity of the first graph is shared; the split weighs both uses of a row (10.3)."""
-    sums = sums_of([9.0, 4.0], [1.0], [5.0, 5.0])
-    entry = one_entry()
-    split = best_split(entry, sums)
-    assert (split.value[0], split.newly[0]) == (9.0 + 1.0 + 5.0, 1)
-    assert terminal_beside(entry, sums, split.newly)[0] == 1
-    assert ready_beside(entry, sums, split.newly)[0] == 1
-    richer = best_split(entry, sums_of([9.0, 7.0], [1.0], [5.0, 5.0]))
-    assert (richer.value[0], richer.newly[0]) == (16.0, 2)
+    assert split_of([9.0, 4.0], [1.0], [5.0, 5.0]) == (9.0 + 1.0 + 5.0, 1)
+    assert split_of([9.0, 7.0], [1.0], [5.0, 5.0]) == (16.0, 2)
 
 
 def test_a_smaller_following_graph_that_holds_the_cohort_takes_its_cohorts() -> None:
     """B2 = 4 after B2 = 2 with one ready row must serve three rows: k is at least two (10.6)."""
-    smaller = np.array([0, 2, 2, 4])
-    assert fewest_newly(smaller, 1, 1).tolist() == [1, 2, 2, 4]
-    assert fewest_newly(smaller, 5, 1).tolist() == [1, 1, 1, 1]
-
-
-def test_unknown_durations_compare_by_plain_value() -> None:
-    """Indeterminate when either duration is; no division by zero (10.5)."""
-    value, whole = np.array([12.0, 12.0]), np.array([0.0, 4.0])
-    rates = sequence_rates(value, whole, np.array([False, True]), 0.5)
-    assert rates.tolist() == [12.0, 3.0 - 1.0]
+    smaller, least = np.array([0, 2, 2, 4]), np.ones(4, dtype=np.int64)
+    assert fewest_newly(smaller, 1, least).tolist() == [1, 2, 2, 4]
+    assert fewest_newly(smaller, 5, least).tolist() == [1, 1, 1, 1]

@@ -16,6 +16,19 @@ from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane
 
 
+class Terms(NamedTuple):
+    """What the value of a candidate with prerequisites consists of; the fields add up to it."""
+
+    service: float = 0.0
+    delivery: float = 0.0
+    age: float = 0.0
+    terminal: float = 0.0
+    saved_waiting: float = 0.0
+    """Waiting that rows retired by the first graph no longer cost until the sequence ends."""
+    continuation: float = 0.0
+    """Contributions of requests that need several stages more."""
+
+
 class Candidate(NamedTuple):
     """A shape with its cohort. The first four fields are the leading part of its rank."""
 
@@ -36,6 +49,10 @@ class Candidate(NamedTuple):
     prefill_row: int = -1
     """Place of a mixed graph's prompt row in the cohort; -1 for none."""
     is_mixed: bool = False
+    following_lanes: Sequence[Lane] = ()
+    """Everyone whom the following graph is expected to serve, its prompt row first."""
+    terms: Terms | None = None
+    """Given where the first graph is a prerequisite; other candidates follow from their lanes."""
 
     @property
     def served(self) -> int:

@@ -32,14 +32,19 @@ __all__ = ["Candidate", "rate_of", "single_candidates", "waiting_price"]
 
 def waiting_price(view: View, units: Units) -> float:
     """Return the sum of the age coefficients that every candidate's duration costs."""
-    shares = view.stream_shares
-    streams = len(view.decoders) if shares is None else sum(shares)
+    streams = float(len(view.decoders) + len(view.blocked))
+    if view.stream_shares is not None:
+        streams = sum(view.stream_shares) + sum(view.blocked_shares)
     return streams * units.age + len(view.terminals) * units.terminal_age
 
 
-def single_blocks(view: View, units: Units, waiting: float) -> list[Block]:
-    """Return the blocks of every single-graph candidate; shapes may still be redundant."""
-    return generating_blocks(view, units, waiting) + listed_blocks(view, units, waiting)
+def single_blocks(scene: Scene, units: Units) -> list[Block]:
+    """Return the blocks of every graph that serves ready requests; shapes may be redundant."""
+    view = scene.view
+    found: list[Block] = []
+    if view.decoders or view.prefilling:
+        found = _generating(scene, prompts_of(view, units, view.prefilling))
+    return found + listed_blocks(view, units, scene.waiting)
 
 
 def generating_blocks(view: View, units: Units, waiting: float) -> list[Block]:
@@ -56,9 +61,11 @@ def listed_blocks(view: View, units: Units, waiting: float, *, padded: bool = Fa
     `padded` keeps these too.
     """
     found: list[Block] = []
-    if view.terminals:
-        interval = view.interval_ms(GraphKind.TERMINAL, len(view.terminals))
+    if any(request.transfer_row < 0 for request in view.terminals):
+        interval = view.terminal_interval_ms()
+        # A state that is to be kept needs a snapshot: retirement without one would lose it.
         lanes = terminal_lanes(view, units, interval)
+        lanes = [lane for lane in lanes if lane.request.transfer_row < 0]
         slope = units.terminal_age * (interval or 0.0)
         found.append(
             Listed(
@@ -77,7 +84,7 @@ def listed_blocks(view: View, units: Units, waiting: float, *, padded: bool = Fa
 def single_candidates(view: View, units: Units, waiting: float) -> list[Candidate]:
     """Return every single-graph candidate after dominance."""
     found = []
-    for block in single_blocks(view, units, waiting):
+    for block in single_blocks(scene_of_view(view, units, waiting), units):
         for entry in range(len(block.rate)):
             candidate = undominated(view, block, entry)
             if candidate is not None:

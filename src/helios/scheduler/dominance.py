@@ -16,17 +16,19 @@ from helios.scheduler.stages import extent_of
 def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
     """Tell whether a smaller shape holds the same cohort, prefixes and prompt work.
 
-    Two-stage candidates are compared where they are made, by both of their shapes.
+    A prerequisite is always filled, so of a pair only the following shape can be redundant.
     """
-    smaller = geometry.smaller[candidate.graph_index]
-    if candidate.following_index is not None or not len(smaller):
+    graph, cohort = candidate.graph_index, candidate.cohort
+    if candidate.following_index is not None:
+        graph, cohort = candidate.following_index, candidate.following_lanes
+    smaller = geometry.smaller[graph]
+    if not len(smaller):
         return False
-    cohort = candidate.cohort
     lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
     # Ceilings of a device may exceed P together; then another P shares its rows differently.
-    packed = min(sum(lengths), int(geometry.packed[candidate.graph_index]))
+    packed = min(sum(lengths), int(geometry.packed[graph]))
     holds = (
-        (geometry.batch[smaller] >= candidate.served)
+        (geometry.batch[smaller] >= len(cohort))
         & (geometry.width[smaller] >= max(lengths, default=0))
         & (geometry.packed[smaller] >= packed)
     )

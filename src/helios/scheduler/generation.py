@@ -163,15 +163,7 @@ class Generation:
         return found[0] if len(found) == 1 else min(found, key=rank_key)
 
     def _pricing(self, entry: int) -> Pricing:
-        programs, scene = self._programs, self._scene
-        lane_class, variant = int(programs.lane_class[entry]), int(programs.variant[entry])
-        if not scene.inexact[lane_class] or scene.estimates is None:
-            first = programs.first_class[variant]
-            return Pricing(scene.table, first, lane_class, scene.orders[variant])
-        width = int(programs.width[entry])
-        graph, alpha = int(programs.graph[entry]), scene.view.policy.adaptive_verification_alpha
-        yields = program_yields(scene.streams, graph, width, scene.estimates, alpha)
-        return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
+        return pricing_of(self._scene, self._programs, entry)
 
     def _cohorts(self, entry: int, pricing: Pricing, *, every: bool = False) -> list[Cohort]:
         """Return the best cohorts, more than one on a tie, or all that are compared."""
@@ -316,6 +308,18 @@ class Generation:
             -1 if prompt is None else 0,
             bool(programs.prompt[entry]),
         )
+
+
+def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:
+    """Return how one of `programs` prices lanes, with own yields where classes bound them."""
+    lane_class, variant = int(programs.lane_class[place]), int(programs.variant[place])
+    if not scene.inexact[lane_class] or scene.estimates is None:
+        first = programs.first_class[variant]
+        return Pricing(scene.table, first, lane_class, scene.orders[variant])
+    width = int(programs.width[place])
+    graph, alpha = int(programs.graph[place]), scene.view.policy.adaptive_verification_alpha
+    yields = program_yields(scene.streams, graph, width, scene.estimates, alpha)
+    return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
 
 
 def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:

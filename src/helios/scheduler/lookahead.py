@@ -1,176 +1,129 @@
-"""Candidates that prepare: one more stage is priced together with the prefill that it enables.
+"""Candidates that prepare: a state operation is worth what it enables.
 
-Setup earns nothing by itself. A request with one stage left competes through the pair (stage,
-prefill): useful service over L = T + F. One with more stages left contributes its continuation,
-V*T/(T + F) with F all that follows. Only the first graph is submitted; its plan carries T alone. A
-terminal graph frees a row but enables nothing within two graphs (initialisation would still lie
-between), so it competes by its own value only.
+A request with one stage left competes through pairs (pairs.py), one with more stages left through
+its continuation, and a snapshot that retires terminal rows by their own value too (chains.py). Only
+the first graph is submitted: its plan carries T alone, and what follows is chosen again in its
+turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from helios.scheduler.candidates import Candidate, best_prompt_lanes, rate_of
+import numpy as np
+
+from helios.scheduler.blocks import Block, Listed
 from helios.scheduler.catalog import GraphKind
+from helios.scheduler.chains import (
+    first_stage_candidates,
+    next_features,
+    vision_shape,
+    worth_of,
+)
 from helios.scheduler.cohort import useful_shapes
+from helios.scheduler.generation import Scene, scene_of
+from helios.scheduler.pairs import Pairs, Stage
 from helios.scheduler.requests import Request
+from helios.scheduler.roles import roles_of
 from helios.scheduler.stages import STAGE_KINDS
-from helios.scheduler.utility import Lane, Shape, Units, View, prompts_of
+from helios.scheduler.streams import streams_of
+from helios.scheduler.utility import Lane, Shape, Units, View, prompts_of, terminal_lanes
 
 
-class First(NamedTuple):
-    """A prerequisite shape for a group of requests that it could all prepare."""
+def preparing_blocks(scene: Scene, units: Units, *, padded: bool = False) -> list[Block]:
+    """Return the blocks of all candidates whose graph prepares requests or retires by snapshot.
 
-    graph_index: int
-    rows: int
-    idle: int
-    """Physical positions without work whatever the cohort: feature rows that no image fills."""
-    group: Sequence[Request]
-
-
-def pair_candidates(
-    view: View, units: Units, waiting: float, *, padded: bool = False
-) -> list[Candidate]:
-    """Return the candidates whose graph prepares requests: pairs, and first stages of chains.
-
-    `padded` adds the first shapes that dominance leaves out of the ordinary choice.
+    `scene` holds the decoders that are ready; every block is compared under its waiting cost.
+    `padded` adds the first shapes that dominance leaves out.
     """
-    found: list[Candidate] = []
-    if view.initializing:
-        for kind in STAGE_KINDS:
-            group = [request for request in view.initializing if request.stages[0] is kind]
-            for first in _firsts(view, kind, group, padded=padded):
-                found += _pairs(view, units, waiting, first)
-                found += _continuations(view, units, waiting, first)
+    found: list[Block] = []
+    view = scene.view
+    everyone = [*view.initializing, *view.blocked]
+    if everyone:
+        everyone.sort(key=lambda request: (request.last_used, request.arrival))
+    for kind in STAGE_KINDS:
+        group = [request for request in everyone if next_stage(request) is kind]
+        terminals, slope = _retirable(view, units, kind)
+        stages = _stages(view, kind, group, terminals, slope=slope, padded=padded)
+        for stage in stages:
+            found += _stage_blocks(scene, units, stage)
     return found
 
 
-def _firsts(view: View, kind: GraphKind, group: list[Request], *, padded: bool) -> list[First]:
+def next_stage(request: Request) -> GraphKind:
+    """Return the prerequisite that a blocked request needs first."""
+    return request.stages[0] if request.stages else GraphKind.INITIALIZE
+
+
+def _retirable(view: View, units: Units, kind: GraphKind) -> tuple[list[Lane], float]:
+    """Return the terminal lanes that graphs of a kind may retire, with their age slope."""
+    if kind is not GraphKind.SNAPSHOT or not view.terminals:
+        return [], 0.0
+    interval = view.terminal_interval_ms()
+    return terminal_lanes(view, units, interval), units.terminal_age * (interval or 0.0)
+
+
+def _stages(
+    view: View,
+    kind: GraphKind,
+    group: list[Request],
+    terminals: list[Lane],
+    *,
+    slope: float,
+    padded: bool,
+) -> list[Stage]:
     shapes = view.shapes.by_kind[kind]
-    if kind is not GraphKind.VISION:
-        useful = shapes if padded else useful_shapes(shapes, len(group))
-        return [First(index, capacity, 0, group) for index, capacity in useful if group]
-    found = []
-    for request in group:
-        assert request.window is not None
-        features = request.spec.images[request.window.image].features
-        fitting = [shape for shape in shapes if shape[1] >= features]
-        for index, capacity in fitting if padded else fitting[:1]:
-            found.append(First(index, 1, capacity - features, (request,)))
-    return found
-
-
-def _smallest_vision(view: View, features: int) -> Shape:
-    # A larger vision graph does the same logical work with more padding, so it is dominated.
-    shapes = view.shapes.by_kind[GraphKind.VISION]
-    return next(shape for shape in shapes if shape[1] >= features)
-
-
-def _pairs(view: View, units: Units, waiting: float, first: First) -> list[Candidate]:
-    newly = [request for request in first.group if len(request.stages) == 1]
-    following = best_prompt_lanes(view, prompts_of(view, units, newly)) if newly else []
-    return [_pair(view, waiting, first, lane, shape) for lane, shape in following]
-
-
-def _pair(
-    view: View, waiting: float, first: First, following: Lane, following_shape: Shape
-) -> Candidate:
-    duration_ms = view.durations_ms[first.graph_index]
-    following_index, _ = following_shape
-    following_ms = view.durations_ms[following_index]
-    # A prefill graph has one row and at least one newly ready request must be in it, so the best
-    # newly ready prompt is the exact joint choice. What is left of the first graph's capacity
-    # advances other requests, in arrival order, at no physical cost.
-    others = [request for request in first.group if request is not following.request]
-    rows = [following.request, *others[: first.rows - 1]]
-    rows.sort(key=lambda request: request.arrival)
-    determinate = duration_ms > 0.0 and following_ms > 0.0
-    known_ms = duration_ms + following_ms
-    return Candidate(
-        determinate,
-        -rate_of(following.service, known_ms if determinate else 0.0, waiting),
-        known_ms,
-        -len(rows),
-        first.graph_index,
-        duration_ms,
-        [setup_lane(request) for request in rows],
-        0.0,
-        first.rows - len(rows) + first.idle + following.padding,
-        following_index,
-        following_ms,
-        following,
-    )
-
-
-def _continuations(view: View, units: Units, waiting: float, first: First) -> list[Candidate]:
-    """Return the candidate of the requests that still need other stages after this one."""
-    chained = [request for request in first.group if len(request.stages) > 1]
-    if not chained:
+    if not shapes or not (group or terminals):
         return []
-    duration_ms = view.durations_ms[first.graph_index]
-    lanes, unknown = [], []
-    for request in chained:
-        value, is_known = _continuation(view, units, request, duration_ms)
-        lane = setup_lane(request)._replace(negative_value=-value, service=value)
-        lanes.append(lane)
-        if not is_known:
-            unknown.append(request)
-    lanes.sort()
-    cohort = lanes[: first.rows]
-    determinate = duration_ms > 0.0 and not any(lane.request in unknown for lane in cohort)
-    total = sum(lane.service for lane in cohort)
+    if kind is not GraphKind.VISION:
+        demand = len(group) + len(terminals)
+        useful = shapes if padded else useful_shapes(shapes, demand)
+        graphs = np.array([index for index, _ in useful], dtype=np.int64)
+        rows = np.array([capacity for _, capacity in useful], dtype=np.int64)
+        return [Stage(graphs, rows, {}, group, terminals, slope)]
+    by_shape: dict[Shape, dict[Request, int]] = {}
+    for request in group:
+        features = next_features(request, 0)
+        fitting = [shape for shape in shapes if shape[1] >= features]
+        for shape in fitting if padded else [vision_shape(shapes, features)]:
+            by_shape.setdefault(shape, {})[request] = shape[1] - features
+    one = np.ones(1, dtype=np.int64)
     return [
-        Candidate(
-            determinate,
-            -rate_of(total, duration_ms if determinate else 0.0, waiting),
-            duration_ms,
-            -len(cohort),
-            first.graph_index,
-            duration_ms,
-            lanes,
-            0.0,
-            first.rows - len(cohort) + first.idle,
-            None,
-            0.0,
-            None,
-        )
+        Stage(np.array([shape[0]], dtype=np.int64), one, idle, list(idle), [], 0.0)
+        for shape, idle in sorted(by_shape.items(), key=lambda item: item[0])
     ]
 
 
-def _continuation(
-    view: View, units: Units, request: Request, first_ms: float
-) -> tuple[float, bool]:
-    """Return V*T/(T + F) of the best ending and whether it is measured; V where it is not."""
-    stages_ms = [_stage_ms(view, request, place) for place in range(1, len(request.stages))]
-    endings = best_prompt_lanes(view, prompts_of(view, units, [request]))
-    known = 0.0
-    if first_ms > 0.0 and min(stages_ms) > 0.0:
-        for lane, (index, _) in endings:
-            ending_ms = view.durations_ms[index]
-            if ending_ms > 0.0:
-                whole_ms = first_ms + sum(stages_ms) + ending_ms
-                known = max(known, lane.service * first_ms / whole_ms)
-    if known > 0.0:
-        return known, True
-    return max(lane.service for lane, _ in endings), False
-
-
-def _stage_ms(view: View, request: Request, place: int) -> float:
-    """Return the shortest measured duration of a later stage; zero when none is measured."""
-    kind = request.stages[place]
-    shapes = view.shapes.by_kind[kind]
-    if kind is GraphKind.VISION:
-        assert request.window is not None
-        image = request.window.image + request.stages[:place].count(GraphKind.VISION)
-        shapes = (_smallest_vision(view, request.spec.images[image].features),)
-    return min(
-        (view.durations_ms[index] for index, _ in shapes if view.durations_ms[index] > 0.0),
-        default=0.0,
+def _stage_blocks(scene: Scene, units: Units, stage: Stage) -> list[Block]:
+    """Return the pairs of a stage, and its graphs on their own where that is worth something."""
+    found: list[Block] = []
+    view = scene.view
+    last = [request for request in stage.blocked if len(request.stages) <= 1]
+    further = [request for request in stage.blocked if len(request.stages) > 1]
+    prompts = [request for request in last if request in view.prompt_prices]
+    streams = [request for request in last if request not in view.prompt_prices]
+    roles = roles_of(
+        view,
+        prompts_of(view, units, view.prefilling) if streams else [],
+        prompts_of(view, units, prompts),
+        newly_decoders=bool(streams),
     )
+    if roles is not None:
+        both = scene if not streams else _with_streams(scene, units, streams)
+        is_newly = np.array([r in streams for r in both.streams.requests], dtype=bool)
+        found.append(Pairs(both, units, stage, roles, is_newly))
+    if further or stage.terminals:
+        worth = None
+        if further:
+            prompts = [request for request in further if request in view.prompt_prices]
+            rest = [request for request in further if request not in view.prompt_prices]
+            worth = worth_of(view, units, stage, prompts, view.of_blocked(rest))
+        found.append(Listed(first_stage_candidates(scene, units, stage, worth)))
+    return found
 
 
-def setup_lane(request: Request) -> Lane:
-    """Return a lane that only prepares its request: no tokens, no value of its own."""
-    return Lane(0.0, request.last_used, 0, request.arrival, request, 0.0, 0.0, 0.0, 0, 0)
+def _with_streams(scene: Scene, units: Units, newly: Sequence[Request]) -> Scene:
+    """Return the scene in which the newly ready decoders stand beside the ready ones."""
+    merged = scene.view.of_blocked(newly, beside_ready=True)
+    streams = streams_of(merged, units, scene.view.decode_interval_ms())
+    return scene_of(merged, streams, slope=scene.slope, waiting=scene.waiting)

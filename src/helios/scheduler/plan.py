@@ -44,8 +44,8 @@ class CandidateScore:
     """One candidate of a decision with every term of its score, in the decision's common scale.
 
     A determinate candidate has `value_rate = (service_value + delivery_value + age_credit +
-    terminal_value) / (duration_ms + following_ms) - waiting_cost`; an indeterminate one has the sum
-    of the four values, its optimistic work score.
+    terminal_value + saved_waiting + continuation_value) / (duration_ms + following_ms) -
+    waiting_cost`; an indeterminate one has the sum of the values, its optimistic work score.
     """
 
     graph: str
@@ -76,6 +76,10 @@ class CandidateScore:
     """Time since the last valid observation of the submitted graph; None without one."""
     padding: int
     """Physical rows or prompt positions without work, both stages together."""
+    saved_waiting: float = 0.0
+    """Waiting until the end of both stages that rows retired by the first one no longer cost."""
+    continuation_value: float = 0.0
+    """V*T/(T + F) of the served requests that need several stages more."""
     exploration_credit_ms: float = 0.0
     """Credit of the ledger that a probe spends from; zero for ordinary work and discovery."""
 

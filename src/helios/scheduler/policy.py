@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from helios.scheduler.blocks import Block, Candidate, Listed, rank_key
+from helios.scheduler.blocks import Block, Candidate, Terms, rank_key
 from helios.scheduler.candidates import (
     generating_blocks,
     listed_blocks,
+    scene_of_view,
     single_blocks,
     undominated,
     waiting_price,
@@ -22,7 +23,8 @@ from helios.scheduler.candidates import (
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
-from helios.scheduler.lookahead import pair_candidates
+from helios.scheduler.generation import Generation
+from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.plan import (
     CandidateScore,
     MixedLane,
@@ -50,10 +52,9 @@ class Decision:
         self.view = view
         self.units: Units = units_of(view)
         self.waiting = waiting_price(view, self.units)
-        self.blocks: list[Block] = single_blocks(view, self.units, self.waiting)
-        pairs = pair_candidates(view, self.units, self.waiting)
-        if pairs:
-            self.blocks.append(Listed(pairs))
+        scene = scene_of_view(view, self.units, self.waiting)
+        self.blocks: list[Block] = single_blocks(scene, self.units)
+        self.blocks += preparing_blocks(scene, self.units)
         self.winner: Candidate | None = None
         if self.blocks:
             self.winner = Selection(self.blocks, view.shapes.geometry).winner()
@@ -75,10 +76,9 @@ class Decision:
         Redundant padding is allowed, for this is about graphs and not about the work they do.
         """
         view, units, waiting = self.view, self.units, self.waiting
-        blocks = [block for block in self.blocks if not isinstance(block, Listed)]
+        blocks: list[Block] = [block for block in self.blocks if isinstance(block, Generation)]
         blocks += listed_blocks(view, units, waiting, padded=True)
-        pairs = pair_candidates(view, units, waiting, padded=True)
-        blocks += [Listed(pairs)] if pairs else []
+        blocks += preparing_blocks(scene_of_view(view, units, waiting), units, padded=True)
         return least_recent(blocks, attention_ns, len(view.durations_ms))
 
     def optimistic(self) -> list[Block]:
@@ -136,6 +136,21 @@ def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bo
     return any(lane.request.needs_feedback for lane in candidate.cohort)
 
 
+def _terms_of(decision: Decision, candidate: Candidate) -> Terms:
+    """Return what a candidate's value consists of."""
+    if candidate.terms is not None:
+        return candidate.terms
+    cohort, graphs = candidate.cohort, decision.view.shapes.catalog.graphs
+    retires = graphs[candidate.graph_index].kind is GraphKind.TERMINAL
+    gain = candidate.streams * candidate.age_slope * candidate.duration_ms
+    return Terms(
+        service=sum(lane.service for lane in cohort),
+        delivery=sum(lane.delivery for lane in cohort),
+        age=sum(lane.age for lane in cohort) + gain,
+        terminal=candidate.served * decision.units.terminal if retires else 0.0,
+    )
+
+
 def score_of(
     decision: Decision, candidate: Candidate, ages: CostAges, ttl_ns: int
 ) -> CandidateScore:
@@ -143,11 +158,7 @@ def score_of(
     view, units = decision.view, decision.units
     graphs = view.shapes.catalog.graphs
     cohort = candidate.cohort
-    retires = graphs[candidate.graph_index].kind is GraphKind.TERMINAL
-    service = sum(lane.service for lane in cohort)
-    if candidate.following_lane is not None:
-        service += candidate.following_lane.service
-    age = sum(lane.age for lane in cohort)
+    terms = _terms_of(decision, candidate)
     age_ns = ages.age_ns(candidate.graph_index)
     is_fresh = age_ns is not None and age_ns <= ttl_ns
     whole_ms = candidate.duration_ms + candidate.following_ms
@@ -160,10 +171,12 @@ def score_of(
         needs_empty_queue=needs_empty_queue(view, candidate, is_fresh=is_fresh),
         value_rate=-candidate.negative_rate,
         log_scale=units.log_scale,
-        service_value=service,
-        delivery_value=sum(lane.delivery for lane in cohort),
-        age_credit=age + candidate.streams * candidate.age_slope * candidate.duration_ms,
-        terminal_value=candidate.served * units.terminal if retires else 0.0,
+        service_value=terms.service,
+        delivery_value=terms.delivery,
+        age_credit=terms.age,
+        terminal_value=terms.terminal,
+        saved_waiting=terms.saved_waiting,
+        continuation_value=terms.continuation,
         waiting_cost=0.5 * whole_ms * decision.waiting if candidate.determinate else 0.0,
         duration_ms=candidate.duration_ms,
         following=None if following is None else graphs[following].name,

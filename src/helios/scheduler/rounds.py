@@ -15,7 +15,7 @@ from helios.scheduler.acceptance import COPY, LEARNED
 from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
 from helios.scheduler.catalog import ProposalSource, RowAllocation
 from helios.scheduler.forecast import priced_survivals
-from helios.scheduler.geometry import Generating, Integers
+from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.streams import Floats, LaneTable, Streams, Yields, ranked
 from helios.scheduler.utility import Estimates
 
@@ -185,11 +185,14 @@ class Frontier:
 
     def _priced(self, places: Integers, packed: int, bonus: Floats) -> list[Cohort]:
         """Price prefixes: `places` [m, 2] are an ordering and a size less one."""
-        table, count = self._table, self._table.values.shape[1]
         ranks = np.argsort(self._rankings, axis=1)[places[:, 0]]
-        members = ranks <= places[:, [1]]
+        return self.priced(ranks <= places[:, [1]], packed, bonus)
+
+    def priced(self, members: Flags, packed: int, bonus: Floats) -> list[Cohort]:
+        """Price cohorts, `members` [m, n] of at most `packed` lanes, by their causal allocation."""
+        table, count = self._table, self._table.values.shape[1]
         lengths = lengths_of_cohorts(
-            self._admissions, members, np.full(len(places), packed, dtype=np.int64)
+            self._admissions, members, np.full(len(members), packed, dtype=np.int64)
         )
         lane = table.values[self._first + np.maximum(lengths, 1) - 1, np.arange(count)]
         values = np.where(members, lane + bonus, 0.0).sum(axis=1)

@@ -8,8 +8,9 @@ the best choice is a prefix of each sorted group:
     first graph      [ k newly ready | terminal ............ | spare: more newly ready ]
     following graph  [ k newly ready | already ready ................ ]
 
-and the best k is found by trying them all. One entry is one pair of graphs in one role of its
-prompt row; all entries of a decision are evaluated together as arrays.
+and the best k is found by trying them all. What a following graph is worth with k newly ready
+decoders does not depend on the first graph, so it is computed once per following graph; the pairs
+of a decision are then evaluated together as arrays [first graphs, following graphs].
 """
 
 from __future__ import annotations
@@ -20,53 +21,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Counts = NDArray[np.intp]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
-class Sums(NamedTuple):
-    """Prefix sums of row values, best row first: element n is the worth of the best n rows.
+class Following(NamedTuple):
+    """Following graphs, each in one role of its prompt row: absent, ready before, or enabled."""
 
-    `newly` and `ready` have one table per class of following graphs (shape [tables, rows + 1]),
-    because a row's expected tokens depend on the width of the graph; `terminal` has one
-    (shape [rows + 1]).
-    """
+    value: Floats
+    """Best value with exactly k newly ready decoders [graphs, k + 1]; -inf where k is no choice."""
+    streams: Counts
+    """Decoders then served, the newly ready ones included [graphs, k + 1]."""
+    enabled: Counts
+    """Rows of the first graph that the prompt takes [graphs]: 1 when that graph enables it."""
 
-    newly: Floats
-    ready: Floats
+
+class First(NamedTuple):
+    """First graphs of one kind, and what their rows gain in front of each following graph."""
+
+    rows: Counts
+    """Rows for newly ready and for retired requests [first graphs]."""
     terminal: Floats
-
-
-class Entries(NamedTuple):
-    """Pairs of fixed graphs as arrays of one length.
-
-    What a prompt takes is already subtracted: one enabled by the first graph occupies a row of
-    both, one that was ready before a row of the following graph alone, and `constant` is its value.
-    """
-
-    first_rows: Counts
-    """Rows of the first graph for newly ready decoders and terminal rows."""
-    following_rows: Counts
-    """Rows of the following graph for decoders."""
-    fewest: Counts
-    """Newly ready decoders that must be served: zero beside a newly ready prompt, else one or more.
-
-    More than one where a smaller following graph holds every cohort of fewer (`fewest_newly`).
-    """
-    constant: Floats
-    table: Counts
-    """Which prefix sums of `Sums.newly` and `Sums.ready` the following graph reads."""
-    decoder_gain: Floats
-    """What each served decoder gains by the sequence's length: c * sigma * L."""
+    """Prefix sums of the values of terminal rows; one zero where the kind cannot retire."""
+    stream_gain: Floats
+    """What each decoder served gains by the length: c * sigma * L [first graphs, following]."""
     terminal_gain: Floats
-    """What each retired row gains: c_t * sigma_t * T + c_t * (L**2 - T**2) / 2."""
+    """What each retired row gains: c_t * sigma_t * T + the saved waiting; the same shape."""
 
 
 class Split(NamedTuple):
-    """The best choice of every entry; `value` is -inf where the pair cannot be run."""
+    """The best choice of every pair [first graphs, following graphs]."""
 
     value: Floats
+    """-inf where the pair cannot be run."""
     newly: Counts
-    """k, the newly ready decoders that the following graph serves."""
+    """k, the newly ready decoders that the following graph serves; the smallest of equal ones."""
 
 
 def prefix_sums(values: Floats) -> Floats:
@@ -77,61 +66,66 @@ def prefix_sums(values: Floats) -> Floats:
     return sums
 
 
-def fewest_newly(smaller_rows: Counts, ready: int, least: int) -> Counts:
+def fewest_newly(smaller_rows: Counts, ready: int, least: Counts) -> Counts:
     """Return the k from which a cohort no longer fits the next smaller following graph.
 
-    `smaller_rows` is that graph's capacity, zero without one. A following graph that is filled
-    serves min(B, ready + k) rows; while the smaller graph holds them all it does the same work, and
-    timing must not make the larger one's padding preferable.
+    `smaller_rows` is that graph's capacity, zero without one; `least` is the k that the role needs.
+    A following graph that is filled serves min(B, ready + k) rows; while the smaller graph holds
+    them all it does the same work, and timing must not make the larger one's padding preferable.
     """
     return np.maximum(least, smaller_rows - ready + 1)
 
 
-def best_split(entries: Entries, sums: Sums) -> Split:
-    """Return for every entry the best number of newly ready decoders; the smallest of equal ones.
+def following_values(
+    rows: Counts, fewest: Counts, constant: Floats, newly: Floats, ready: Floats
+) -> tuple[Floats, Counts]:
+    """Return `value` and `streams` of graphs whose rows alone limit their cohort.
 
-    Exact: it equals the best of all cohorts with at least `fewest` newly ready decoders.
+    `rows` [graphs] are those left for decoders, `constant` [graphs] the value of the prompt.
+    `newly` and `ready` are prefix sums of lane values [graphs, n + 1]: a lane's expected tokens
+    depend on the width of the graph.
     """
-    available = sums.newly.shape[-1] - 1
-    most = np.minimum(np.minimum(entries.first_rows, entries.following_rows), available)
-    value = np.full(len(most), -np.inf)
-    newly = np.zeros(len(most), dtype=np.intp)
-    if not len(most):
-        return Split(value, newly)
-    for count in range(int(entries.fewest.min()), int(most.max()) + 1):
-        worth = value_at(entries, sums, np.intp(count))
-        better = (count >= entries.fewest) & (count <= most) & (worth > value)
-        value[better] = worth[better]
-        newly[better] = count
+    count = np.arange(newly.shape[1])
+    spare = rows[:, None] - count
+    beside = np.minimum(np.maximum(spare, 0), ready.shape[1] - 1)
+    value = constant[:, None] + newly + np.take_along_axis(ready, beside, axis=1)
+    legal = (count >= fewest[:, None]) & (spare >= 0)
+    return np.where(legal, value, -np.inf), count + beside
+
+
+def best_split(first: First, following: Following) -> Split:
+    """Return for every pair the best number of newly ready decoders.
+
+    Exact: it equals the best of all cohorts that `following` admits.
+    """
+    value = np.full(first.stream_gain.shape, -np.inf)
+    newly = np.zeros(value.shape, dtype=np.int64)
+    free = first.rows[:, None] - following.enabled
+    most = min(int(first.rows.max(initial=0)), following.value.shape[1] - 1)
+    for count in range(most + 1):
+        worth = values_at(first, following, count)
+        better = (free >= count) & (worth > value)
+        value = np.where(better, worth, value)
+        newly = np.where(better, count, newly)
     return Split(value, newly)
 
 
-def value_at(entries: Entries, sums: Sums, newly: Counts | np.intp) -> Floats:
-    """Return the value of every entry with `newly` newly ready decoders; only legal counts mean."""
-    ready = ready_beside(entries, sums, newly)
-    terminal = terminal_beside(entries, sums, newly)
-    return (  # type: ignore[no-any-return]
-        entries.constant
-        + sums.newly[entries.table, newly]
-        + sums.ready[entries.table, ready]
-        + sums.terminal[terminal]
-        + (newly + ready) * entries.decoder_gain
-        + terminal * entries.terminal_gain
+def values_at(first: First, following: Following, count: int) -> Floats:
+    """Return the value of every pair with `count` newly ready decoders."""
+    retired = retired_at(first, following, count)
+    return (
+        following.value[:, count]
+        + following.streams[:, count] * first.stream_gain
+        + first.terminal[retired]
+        + retired * first.terminal_gain
     )
 
 
-def ready_beside(entries: Entries, sums: Sums, newly: Counts | np.intp) -> Counts:
-    """Return the already ready decoders that fill the following graph."""
-    return _within(entries.following_rows - newly, sums.ready.shape[-1] - 1)
-
-
-def terminal_beside(entries: Entries, sums: Sums, newly: Counts | np.intp) -> Counts:
-    """Return the terminal rows that fill the first graph; none where its kind cannot retire."""
-    return _within(entries.first_rows - newly, sums.terminal.shape[-1] - 1)
-
-
-def _within(spare: Counts, available: int) -> Counts:
-    return np.minimum(np.maximum(spare, 0), available)
+def retired_at(first: First, following: Following, count: int) -> Counts:
+    """Return the terminal rows that fill what `count` newly ready decoders leave of the first."""
+    spare = first.rows[:, None] - following.enabled - count
+    retired: Counts = np.minimum(np.maximum(spare, 0), len(first.terminal) - 1)
+    return retired
 
 
 def saved_waiting(terminal_age: float, first_ms: Floats, whole_ms: Floats) -> Floats:
@@ -140,14 +134,3 @@ def saved_waiting(terminal_age: float, first_ms: Floats, whole_ms: Floats) -> Fl
     The common waiting cost L/2 * c_t of every candidate charges it for the whole sequence.
     """
     return 0.5 * terminal_age * (whole_ms * whole_ms - first_ms * first_ms)
-
-
-def sequence_rates(
-    value: Floats, whole_ms: Floats, known: NDArray[np.bool_], waiting: float
-) -> Floats:
-    """Return value/L - L/2 * `waiting`; the plain value where a duration is indeterminate.
-
-    `waiting` is the sum of the age coefficients of all active decoders and terminal rows.
-    """
-    length = np.where(known, whole_ms, 1.0)
-    return np.where(known, value / length - 0.5 * length * waiting, value)

@@ -17,6 +17,9 @@ from helios.scheduler.service import arrival_price
 from helios.scheduler.tenants import Account
 from helios.scheduler.utility import Shapes, decode_interval_ms, prompt_machine_rate
 
+_BLOCKABLE = (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE)
+"""Phases in which prerequisites may come before the next inference."""
+
 
 class Tenancy(NamedTuple):
     """The participants of one tenant."""
@@ -40,6 +43,8 @@ class Standing:
     """
 
     __slots__ = (
+        "batched",
+        "blocked",
         "cost_indices",
         "decoders",
         "durations_ms",
@@ -47,6 +52,7 @@ class Standing:
         "interval_ms",
         "machine_rates",
         "prefilling",
+        "streams",
         "tenancies",
         "terminals",
     )
@@ -60,6 +66,8 @@ class Standing:
         has_tenants: bool = False,
     ) -> None:
         self.decoders: list[Request] = []
+        self.blocked: list[Request] = []
+        """Streams that need prerequisites before their next token."""
         self.prefilling: list[Request] = []
         self.initializing: list[Request] = []
         self.terminals: list[Request] = []
@@ -68,7 +76,10 @@ class Standing:
             if (request.reach == 0 or request.is_leaving) and phase is not Phase.TERMINAL:
                 # It cannot grow, or is about to go: it takes no part until that has changed.
                 continue
-            if phase is Phase.DECODE:
+            if request.stages and phase in _BLOCKABLE:
+                # What waits behind the stages: prompt tokens, or the next token of a stream.
+                (self.initializing if request.remaining_prompt else self.blocked).append(request)
+            elif phase is Phase.DECODE:
                 if request.output_count + request.queued_tokens < request.max_output:
                     self.decoders.append(request)
             elif phase is Phase.PREFILL:
@@ -79,7 +90,11 @@ class Standing:
                 self.terminals.append(request)
         means = self._mean_cached_tokens() if costs.has_intervals else ()
         self.cost_indices, self.durations_ms = costs.entries_at(means)
-        self.interval_ms = decode_interval_ms(shapes, self.durations_ms, len(self.decoders))
+        self.streams = [*self.decoders, *self.blocked] if self.blocked else self.decoders
+        """Everyone with a delivery coordinate, the ready ones first."""
+        self.batched = len(self.decoders) + sum([len(r.stages) == 1 for r in self.blocked])
+        """K: the streams that a batch can deliver within two graphs."""
+        self.interval_ms = decode_interval_ms(shapes, self.durations_ms, self.batched)
         """Reference interval of the decode family; its inverse is both reference rates."""
         self.machine_rates = {
             request: prompt_machine_rate(shapes, self.prompt_durations_ms(costs, request), request)
@@ -115,7 +130,7 @@ class Standing:
 
     def _tenancies(self) -> dict[Account, Tenancy]:
         found: dict[Account, Tenancy] = {}
-        for is_prompt, group in ((False, self.decoders), (True, self.machine_rates)):
+        for is_prompt, group in ((False, self.streams), (True, self.machine_rates)):
             for request in group:
                 account = request.account
                 if account.is_shared:
@@ -131,7 +146,7 @@ class Standing:
     def decoder_accounts(self) -> int:
         """Accounts with active streams; a tenant counts once."""
         surplus = sum([max(0, len(t.decoders) - 1) for t in self.tenancies.values()])
-        return len(self.decoders) - surplus
+        return len(self.streams) - surplus
 
     @property
     def prompt_accounts(self) -> int:
@@ -142,7 +157,7 @@ class Standing:
     @property
     def participants(self) -> int:
         """Requests that compete for tokens."""
-        return len(self.decoders) + len(self.machine_rates)
+        return len(self.streams) + len(self.machine_rates)
 
     @property
     def competing_accounts(self) -> int:
@@ -158,14 +173,14 @@ class Standing:
         return max(1, count) if self.competing_accounts > 1 else 1
 
     def stream_shares(self) -> list[float] | None:
-        """Return what each decoder's delivery and age coefficients are multiplied by.
+        """Return what each stream's delivery and age coefficients are multiplied by.
 
         None while all of them are one: no tenant has two active streams.
         """
         if all(len(tenancy.decoders) < 2 for tenancy in self.tenancies.values()):
             return None
         found = []
-        for request in self.decoders:
+        for request in self.streams:
             tenancy = self.tenancies.get(request.account)
             found.append(1.0 if tenancy is None else 1.0 / len(tenancy.decoders))
         return found
@@ -175,7 +190,7 @@ class Standing:
     @property
     def is_empty(self) -> bool:
         """Nothing is runnable."""
-        return not (self.decoders or self.prefilling or self.initializing or self.terminals)
+        return not (self.streams or self.prefilling or self.initializing or self.terminals)
 
     def shares(self, *, prompts_are_a_class: bool) -> list[Share]:
         """Return the participants of a frame with their reference rates, decoders first.
@@ -186,11 +201,11 @@ class Standing:
         """
         rate = self._stream_rate()
         shares = []
-        if self.decoders and not self.tenancies:
-            shares.append(Share(self.decoders, rate, rate))
-        elif self.decoders:
-            own = [request for request in self.decoders if not request.account.is_shared]
-            members = [request for request in self.decoders if request.account.is_shared]
+        if self.streams and not self.tenancies:
+            shares.append(Share(self.streams, rate, rate))
+        elif self.streams:
+            own = [request for request in self.streams if not request.account.is_shared]
+            members = [request for request in self.streams if request.account.is_shared]
             shares = [Share(own, rate, rate), Share(members, None, rate)]
         count = 1 if prompts_are_a_class else len(self.machine_rates)
         for request, machine in self.machine_rates.items():
@@ -244,7 +259,7 @@ class Standing:
         account = request.account
         if account.token_price is not None or self.interval_ms is None:
             return account.token_price
-        machine = len(self.decoders) / self.interval_ms
+        machine = self.batched / self.interval_ms
         arrival = arrival_price(shares, self.participants, machine)
         if account.is_shared:
             arrival /= self.claimants(len(self.tenancies[account].decoders))
@@ -256,7 +271,7 @@ class Standing:
             account = request.account
             if not account.is_shared:
                 account.token_price = self.prompt_price(request, account.token_price, shares)
-        for request in self.decoders:
+        for request in self.streams:
             account = request.account
             if account.token_price is None and not account.is_shared:
                 account.token_price = self.decoder_price(request, shares)

@@ -64,6 +64,11 @@ class View:
 
     __slots__ = (
         "ages_ms",
+        "blocked",
+        "blocked_ages_ms",
+        "blocked_delivery_prices",
+        "blocked_shares",
+        "blocked_token_prices",
         "decoder_accounts",
         "decoders",
         "delivery_prices",
@@ -106,6 +111,13 @@ class View:
         """Accounts of the decoders, a tenant counted once; None: as many as decoders."""
         self.prompt_accounts: int | None = None
         """Accounts with prompts left to consume; None: as many as prompts."""
+        self.blocked: list[Request] = []
+        """Decoders that need a prerequisite first; their prices and ages follow in their order."""
+        self.blocked_token_prices: list[float] = []
+        self.blocked_delivery_prices: list[float] = []
+        self.blocked_ages_ms: list[float] = []
+        self.blocked_shares: list[float] = []
+        """As `stream_shares`; empty while that is None."""
         self.prefilling: list[Request] = []
         self.initializing: list[Request] = []
         self.prompt_prices: dict[Request, float] = {}
@@ -114,8 +126,43 @@ class View:
         self.terminal_ages_ms: list[float] = []
 
     def decode_interval_ms(self) -> float | None:
-        """Return the reference interval of the decoders; None if unmeasured."""
-        return decode_interval_ms(self.shapes, self.durations, len(self.decoders))
+        """Return the reference interval of the streams that a batch can deliver within two
+        graphs; None if unmeasured."""
+        soon = sum(1 for request in self.blocked if len(request.stages) == 1)
+        return decode_interval_ms(self.shapes, self.durations, len(self.decoders) + soon)
+
+    def terminal_interval_ms(self) -> float | None:
+        """Return the reference interval of the terminal rows: one family over the graphs of both
+        kinds that retire; None if unmeasured."""
+        rows = len(self.terminals)
+        intervals = [
+            self.interval_ms(kind, rows) for kind in (GraphKind.TERMINAL, GraphKind.SNAPSHOT)
+        ]
+        return min((each for each in intervals if each is not None), default=None)
+
+    def of_blocked(self, requests: Sequence[Request], *, beside_ready: bool = False) -> View:
+        """Return a view whose decoders are blocked ones, beside the ready ones if asked."""
+        view = View(self.shapes, self.durations_ms, self.policy, self.start_ns)
+        view.estimates = self.estimates
+        if self.stream_shares is not None:
+            view.stream_shares = []
+        if beside_ready:
+            view.decoders += self.decoders
+            view.token_prices += self.token_prices
+            view.delivery_prices += self.delivery_prices
+            view.ages_ms += self.ages_ms
+            if view.stream_shares is not None and self.stream_shares is not None:
+                view.stream_shares += self.stream_shares
+        places = {request: place for place, request in enumerate(self.blocked)}
+        for request in requests:
+            place = places[request]
+            view.decoders.append(request)
+            view.token_prices.append(self.blocked_token_prices[place])
+            view.delivery_prices.append(self.blocked_delivery_prices[place])
+            view.ages_ms.append(self.blocked_ages_ms[place])
+            if view.stream_shares is not None:
+                view.stream_shares.append(self.blocked_shares[place])
+        return view
 
     def interval_ms(self, kind: GraphKind, rows: int) -> float | None:
         """Return the reference interval of a family of all `rows` streams; None if unmeasured."""
@@ -211,15 +258,22 @@ def _log_scale(view: View) -> tuple[float, bool]:
     """
     policy = view.policy
     weight = 1.0
-    for group in (view.decoders, view.prefilling, view.initializing):
+    for group in (view.decoders, view.blocked, view.prefilling, view.initializing):
         for request in group:
             weight = max(weight, request.weight)
     weight *= prefill_weight(view)
-    token = max(max(view.token_prices, default=0.0), max(view.prompt_prices.values(), default=0.0))
-    delivery = max(view.delivery_prices, default=0.0)
-    # An age credit is at most c * sigma * (A + T), and sigma is at most 64 durations.
+    token = max(
+        max(view.token_prices, default=0.0),
+        max(view.blocked_token_prices, default=0.0),
+        max(view.prompt_prices.values(), default=0.0),
+    )
+    delivery = max(
+        max(view.delivery_prices, default=0.0), max(view.blocked_delivery_prices, default=0.0)
+    )
+    # An age credit is at most c * sigma * (A + L), and sigma is at most 64 durations.
     longest_ms = max(view.durations_ms) * 64.0 + 1.0
-    age_ms = max(view.ages_ms, default=0.0) + longest_ms
+    age_ms = max(max(view.ages_ms, default=0.0), max(view.blocked_ages_ms, default=0.0))
+    age_ms += longest_ms
     terminal_age_ms = max(view.terminal_ages_ms, default=0.0) + longest_ms
     products = (
         (policy.output_token_value, 1.0, 1.0),
@@ -334,7 +388,7 @@ def prefill_weight(view: View) -> float:
     if not prompts:
         return 1.0
     if decoders is None:
-        decoders = len(view.decoders)
+        decoders = len(view.decoders) + len(view.blocked)
     return max(1.0, view.policy.prefill_balance * decoders / prompts)
 
 

@@ -160,11 +160,15 @@ def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
     """Fill the view with requests, prices and ages as expected after `frame`, if one is running."""
     view.decoders, view.terminals = standing.decoders, standing.terminals
     view.prefilling, view.initializing = standing.prefilling, standing.initializing
+    view.blocked = standing.blocked
     start_ns = view.start_ns
     view.terminal_ages_ms = [
         (start_ns - request.terminal_since_ns) / NANOSECONDS_PER_MS for request in view.terminals
     ]
-    view.stream_shares = standing.stream_shares() if standing.tenancies else None
+    shares = standing.stream_shares() if standing.tenancies else None
+    if shares is not None:
+        ready = len(standing.decoders)
+        view.stream_shares, view.blocked_shares = shares[:ready], shares[ready:]
     view.decoder_accounts = standing.decoder_accounts
     view.prompt_accounts = standing.prompt_accounts
     outlook = _NOTHING_RUNS
@@ -207,7 +211,11 @@ def _project_decoders(view: View, standing: Standing, outlook: Outlook) -> None:
     served_tokens, served_delivery = outlook.served_tokens, outlook.served_delivery
     accounts = outlook.accounts
     tokens, deliveries, ages = view.token_prices, view.delivery_prices, view.ages_ms
-    for request in standing.decoders:
+    ready = len(standing.decoders)
+    for place, request in enumerate(standing.streams):
+        if place == ready:
+            tokens, deliveries = view.blocked_token_prices, view.blocked_delivery_prices
+            ages = view.blocked_ages_ms
         account, delivery = request.account, request.delivery_price
         token = account.token_price
         if token is None:
