@@ -555,3 +555,44 @@ def test_preempted_image_requests_come_back(endpoints: tuple[Endpoint, ...]) -> 
         assert len(images) > 3, "what is not kept is encoded again"
     assert all(len(world.streams[name].tokens) == 60 for name in "abc")
     assert_all_released(world)
+
+
+# ---- mixed graphs -------------------------------------------------------------------------------
+
+MIXED = {
+    "initialize-b2": 0.3,
+    "prefill-c16": 4.0,
+    "decode-b2": 3.2,
+    "mixed-b2-w1-c64": 9.0,
+    "mixed-b2-w1-c128": 15.0,
+    "terminal-b2": 0.3,
+    "vision-c64": 8.0,
+    "snapshot-b2": 0.5,
+    "restore-b2": 0.4,
+}
+
+
+@pytest.mark.parametrize("is_seeded", [True, False])
+@pytest.mark.parametrize("has_decoder", [True, False])
+def test_an_image_that_only_a_mixed_graph_holds(is_seeded: bool, has_decoder: bool) -> None:
+    """Such a prompt goes on beside a decoder or alone, windows and all (7.1, 7.3)."""
+    model = modelled(MIXED)
+    more = {"feature_rows": 64, "snapshot_rows": 1}
+    seeded = tuple(MIXED) if is_seeded else None
+    world = World(model, rows=2, pages=64, page_size=16, more=more, seeded=seeded)
+    Checker.watch(world)
+    device = ImageDevice.watch(world)
+    if has_decoder:
+        world.admit("decoder", 16, 300)
+        while not world.streams["decoder"].tokens:
+            assert world.step()
+    images = (ImageSpan(0, 40, 60), ImageSpan(50, 100, 60))
+    world.admit("pictures", 170, 2, images=images)
+    for _ in range(200):
+        if len(world.streams["pictures"].tokens) == 2:
+            break
+        assert world.step()
+    assert len(world.streams["pictures"].tokens) == 2, "beside a stream that is served meanwhile"
+    assert device.encoded == [("pictures", 0, 0), ("pictures", 1, 0)]
+    world.run_until_idle()
+    assert_everything_is_back(world)

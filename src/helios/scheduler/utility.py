@@ -206,7 +206,15 @@ def prompt_machine_rate(
         (extent_of(request, capacity), durations_ms[index])
         for index, capacity in shapes.by_kind[kind]
     ]
-    return machine_rate(request.remaining_prompt, measured)
+    rate = machine_rate(request.remaining_prompt, measured)
+    mixed = shapes.geometry.mixed
+    if rate is None and kind is GraphKind.PREFILL and len(mixed.graph):
+        # A mixed graph may be the only one that holds the image which comes next. Without a rate
+        # the prompt's price could not grow, and nothing would ever make it win.
+        pairs = zip(mixed.graph.tolist(), mixed.prompt.tolist(), strict=True)
+        found = [(extent_of(request, capacity), durations_ms[index]) for index, capacity in pairs]
+        rate = machine_rate(request.remaining_prompt, found)
+    return rate
 
 
 class Units(NamedTuple):
