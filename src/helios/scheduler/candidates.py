@@ -168,18 +168,23 @@ def best_prompt_lanes(
         if not group or not shapes:
             continue
         capacities = np.array([capacity for _, capacity in shapes], dtype=np.int64)
-        table = prompt_table(group, capacities)
-        eligible = np.ones_like(advancing(table)) if padded else advancing(table)
-        rows = best_prompts(table, eligible)
-        for column, row in enumerate(rows.tolist()):
-            if row >= 0:
-                found.append((lane_of(table, row, column), shapes[column]))
+        # Where a graph's duration depends on the prompt, the most valuable prompt may not be best.
+        rivals = [[prompt] for prompt in group] if view.prompt_costs else [group]
+        for rival in rivals:
+            table = prompt_table(rival, capacities)
+            eligible = np.ones_like(advancing(table)) if padded else advancing(table)
+            rows = best_prompts(table, eligible)
+            for column, row in enumerate(rows.tolist()):
+                if row >= 0:
+                    found.append((lane_of(table, row, column), shapes[column]))
     return found
 
 
 def _prefill_candidate(view: View, lane: Lane, shape: Shape, waiting: float) -> Candidate:
     index, _ = shape
     duration_ms = view.durations_ms[index]
+    if view.prompt_costs:
+        duration_ms = view.prompt_costs[lane.request][1][index]
     return Candidate(
         duration_ms > 0.0,
         -rate_of(lane.service, duration_ms, waiting),

@@ -9,7 +9,14 @@ from helios.scheduler import exploration
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.paging import with_pages
 from helios.scheduler.plan import CandidateScore, ScheduledPlan
-from helios.scheduler.policy import Decided, Decision, needs_empty_queue, score_of, steps_of
+from helios.scheduler.policy import (
+    Decided,
+    Decision,
+    cost_index_of,
+    needs_empty_queue,
+    score_of,
+    steps_of,
+)
 from helios.scheduler.state import State
 from helios.scheduler.utility import Estimates, View
 from helios.scheduler.window import projected_view
@@ -24,6 +31,11 @@ def plan(state: State) -> ScheduledPlan | None:
     view = View(state.shapes, standing.durations_ms, state.policy, window.start_ns(now_ns))
     if state.shapes.geometry.proposes:
         view.estimates = Estimates(state.history.acceptance, state.history.forecasts)
+    if costs.has_intervals:
+        view.cost_indices = standing.cost_indices
+        view.prompt_costs = {
+            prompt: standing.prompt_entries(costs, prompt) for prompt in standing.prefilling
+        }
     running = window.frames[0] if window.frames else None
     decision = Decision(projected_view(view, standing, running))
     ages = costs.ages_at(now_ns)
@@ -36,7 +48,7 @@ def plan(state: State) -> ScheduledPlan | None:
     candidate = choice.candidate
     graph_index = candidate.graph_index
     graph = state.catalog.graphs[graph_index]
-    cost_index = standing.cost_indices[graph_index]
+    cost_index = cost_index_of(view, candidate)
     is_fresh = costs.is_fresh(cost_index, now_ns)
     needs_empty = choice.is_probe or needs_empty_queue(view, candidate, is_fresh=is_fresh)
     if needs_empty and running is not None:

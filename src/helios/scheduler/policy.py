@@ -129,6 +129,14 @@ def is_queueable(graph: GraphDescriptor) -> bool:
     return graph.kind in QUEUEABLE and graph.source is not ProposalSource.COPY
 
 
+def cost_index_of(view: View, candidate: Candidate) -> int:
+    """Return the cost entry that priced a candidate's graph."""
+    graph = view.shapes.catalog.graphs[candidate.graph_index]
+    is_prefill = graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+    request = candidate.lanes[0].request if is_prefill else None
+    return view.cost_index_of(candidate.graph_index, request)
+
+
 def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bool:
     """Tell whether the candidate depends on the completion of everything submitted before it."""
     if not is_fresh or not is_queueable(view.shapes.catalog.graphs[candidate.graph_index]):
@@ -159,7 +167,7 @@ def score_of(
     graphs = view.shapes.catalog.graphs
     cohort = candidate.cohort
     terms = _terms_of(decision, candidate)
-    age_ns = ages.age_ns(candidate.graph_index)
+    age_ns = ages.age_ns(cost_index_of(view, candidate))
     is_fresh = age_ns is not None and age_ns <= ttl_ns
     whole_ms = candidate.duration_ms + candidate.following_ms
     following = candidate.following_index

@@ -97,7 +97,7 @@ class Standing:
         self.interval_ms = decode_interval_ms(shapes, self.durations_ms, self.batched)
         """Reference interval of the decode family; its inverse is both reference rates."""
         self.machine_rates = {
-            request: prompt_machine_rate(shapes, self.prompt_durations_ms(costs, request), request)
+            request: prompt_machine_rate(shapes, self.prompt_entries(costs, request)[1], request)
             for group in (self.initializing, self.prefilling)
             for request in group
         }
@@ -122,11 +122,13 @@ class Standing:
             means.append(sum(lengths) / len(lengths) if lengths else 0.0)
         return means
 
-    def prompt_durations_ms(self, costs: CostTable, request: Request) -> Sequence[float]:
-        """Return the durations by graph index for the cached length of one prompt."""
+    def prompt_entries(
+        self, costs: CostTable, request: Request
+    ) -> tuple[Sequence[int], Sequence[float]]:
+        """Return cost entries and durations by graph index at one prompt's own cached length."""
         if not costs.has_intervals:
-            return self.durations_ms
-        return costs.entries_at([float(request.prompt_done)] * len(GraphKind))[1]
+            return self.cost_indices, self.durations_ms
+        return costs.entries_at([float(request.prompt_done)] * len(GraphKind))
 
     def _tenancies(self) -> dict[Account, Tenancy]:
         found: dict[Account, Tenancy] = {}

@@ -69,6 +69,7 @@ class View:
         "blocked_delivery_prices",
         "blocked_shares",
         "blocked_token_prices",
+        "cost_indices",
         "decoder_accounts",
         "decoders",
         "delivery_prices",
@@ -79,6 +80,7 @@ class View:
         "policy",
         "prefilling",
         "prompt_accounts",
+        "prompt_costs",
         "prompt_prices",
         "shapes",
         "start_ns",
@@ -105,6 +107,11 @@ class View:
         """Of the decoders in their order; zero while no reference rate made it physical."""
         self.delivery_prices: list[float] = []
         self.ages_ms: list[float] = []
+        self.cost_indices: Sequence[int] | None = None
+        """The cost entry of every graph; None: the graph indices."""
+        self.prompt_costs: dict[Request, tuple[Sequence[int], Sequence[float]]] = {}
+        """Cost entries and durations (ms) by graph index at each prompt's own cached length, where
+        estimates depend on it."""
         self.stream_shares: list[float] | None = None
         """What multiplies the delivery and age coefficients of each decoder; None: all are one."""
         self.decoder_accounts: int | None = None
@@ -144,6 +151,7 @@ class View:
         """Return a view whose decoders are blocked ones, beside the ready ones if asked."""
         view = View(self.shapes, self.durations_ms, self.policy, self.start_ns)
         view.estimates = self.estimates
+        view.cost_indices, view.prompt_costs = self.cost_indices, self.prompt_costs
         if self.stream_shares is not None:
             view.stream_shares = []
         if beside_ready:
@@ -163,6 +171,12 @@ class View:
             if view.stream_shares is not None:
                 view.stream_shares.append(self.blocked_shares[place])
         return view
+
+    def cost_index_of(self, graph_index: int, request: Request | None = None) -> int:
+        """Return the cost entry of a graph; of a prefill graph that serves `request`'s prompt."""
+        if request is not None and request in self.prompt_costs:
+            return self.prompt_costs[request][0][graph_index]
+        return graph_index if self.cost_indices is None else self.cost_indices[graph_index]
 
     def interval_ms(self, kind: GraphKind, rows: int) -> float | None:
         """Return the reference interval of a family of all `rows` streams; None if unmeasured."""
