@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from helios.scheduler.acceptance import AcceptanceTable
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cost import CostTable
@@ -15,7 +16,12 @@ from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.service import arrival_price
 from helios.scheduler.tenants import Account
-from helios.scheduler.utility import Shapes, decode_interval_ms, prompt_machine_rate
+from helios.scheduler.utility import (
+    Shapes,
+    decode_interval_ms,
+    decode_token_interval_ms,
+    prompt_machine_rate,
+)
 
 _BLOCKABLE = (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE)
 """Phases in which prerequisites may come before the next inference."""
@@ -55,6 +61,7 @@ class Standing:
         "streams",
         "tenancies",
         "terminals",
+        "token_interval_ms",
     )
 
     def __init__(
@@ -64,6 +71,7 @@ class Standing:
         resident: Sequence[Request],
         *,
         has_tenants: bool = False,
+        acceptance: AcceptanceTable | None = None,
     ) -> None:
         self.decoders: list[Request] = []
         self.blocked: list[Request] = []
@@ -95,7 +103,13 @@ class Standing:
         self.batched = len(self.decoders) + sum([len(r.stages) == 1 for r in self.blocked])
         """K: the streams that a batch can deliver within two graphs."""
         self.interval_ms = decode_interval_ms(shapes, self.durations_ms, self.batched)
-        """Reference interval of the decode family; its inverse is both reference rates."""
+        """Reference interval of the decode family; its inverse is the delivery reference rate."""
+        self.token_interval_ms = self.interval_ms
+        """The inverse of a decoder's reference token rate; the same where nothing proposes."""
+        if acceptance is not None:
+            self.token_interval_ms = decode_token_interval_ms(
+                shapes, self.durations_ms, self.streams, self.batched, acceptance
+            )
         self.machine_rates = {
             request: prompt_machine_rate(shapes, self.prompt_entries(costs, request)[1], request)
             for group in (self.initializing, self.prefilling)
@@ -201,14 +215,15 @@ class Standing:
         Divided among n prompts it would let their unserved prices grow n times as fast, on top of
         the class weight, and a burst of prompts would run in a row before any stream.
         """
-        rate = self._stream_rate()
+        tokens = self._token_rate()
+        deliveries = None if self.interval_ms is None else 1.0 / self.interval_ms
         shares = []
         if self.streams and not self.tenancies:
-            shares.append(Share(self.streams, rate, rate))
+            shares.append(Share(self.streams, tokens, deliveries))
         elif self.streams:
             own = [request for request in self.streams if not request.account.is_shared]
             members = [request for request in self.streams if request.account.is_shared]
-            shares = [Share(own, rate, rate), Share(members, None, rate)]
+            shares = [Share(own, tokens, deliveries), Share(members, None, deliveries)]
         count = 1 if prompts_are_a_class else len(self.machine_rates)
         for request, machine in self.machine_rates.items():
             if not request.account.is_shared:
@@ -223,7 +238,7 @@ class Standing:
         """
         found = []
         for account, decoders, prompts in self.tenancies.values():
-            stream = self._stream_rate()
+            stream = self._token_rate()
             rates = [] if stream is None else [stream * len(decoders)]
             machines = [rate for p in prompts if (rate := self.machine_rates[p]) is not None]
             if machines and prompts_are_a_class:
@@ -234,8 +249,8 @@ class Standing:
             found.append(Pool(account, (*decoders, *prompts), total if total > 0.0 else None))
         return tuple(found)
 
-    def _stream_rate(self) -> float | None:
-        return None if self.interval_ms is None else 1.0 / self.interval_ms
+    def _token_rate(self) -> float | None:
+        return None if self.token_interval_ms is None else 1.0 / self.token_interval_ms
 
     # Prices of newcomers --------------------------------------------------------------------------
 
@@ -259,9 +274,9 @@ class Standing:
     def decoder_price(self, request: Request, shares: float) -> float | None:
         """Return the token price of a decoder; None while no rate could make it physical."""
         account = request.account
-        if account.token_price is not None or self.interval_ms is None:
+        if account.token_price is not None or self.token_interval_ms is None:
             return account.token_price
-        machine = self.batched / self.interval_ms
+        machine = self.batched / self.token_interval_ms
         arrival = arrival_price(shares, self.participants, machine)
         if account.is_shared:
             arrival /= self.claimants(len(self.tenancies[account].decoders))

@@ -121,7 +121,13 @@ class State:
         version, standing = self.memo
         if standing is None or version != self.version:
             table = self.table
-            has_tenants = table.waiting.has_tenants
-            standing = Standing(self.shapes, self.costs, table.resident, has_tenants=has_tenants)
+            proposes = self.shapes.geometry.proposes
+            standing = Standing(
+                self.shapes,
+                self.costs,
+                table.resident,
+                has_tenants=table.waiting.has_tenants,
+                acceptance=self.history.acceptance if proposes else None,
+            )
             self.memo = (self.version, standing)
         return standing

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from helios.scheduler.acceptance import AcceptanceTable
-from helios.scheduler.catalog import Catalog, GraphKind
+from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable
+from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
 from helios.scheduler.config import PolicyConfig, SpeculationConfig
 from helios.scheduler.forecast import ForecastTable
 from helios.scheduler.geometry import Geometry
@@ -198,6 +198,39 @@ def decode_interval_ms(
     if not streams or not measured.any():
         return None
     spacing = durations[measured] / np.minimum(programs.batch[measured], streams)
+    return streams * float(spacing.min())
+
+
+def decode_token_interval_ms(
+    shapes: Shapes,
+    durations_ms: Sequence[float],
+    decoders: Sequence[Request],
+    streams: int,
+    acceptance: AcceptanceTable,
+) -> float | None:
+    """Return the inverse of a decoder's reference token rate, ms; None while nothing is measured.
+
+    It is min T*K/(Y*min(B, K)) over the measured programs that serve decoders, Y the tokens that a
+    lane is expected to commit: the mean of the decoders, at equal lengths that fit P.
+    """
+    programs = shapes.geometry.generating
+    durations = np.asarray(durations_ms)[programs.graph]
+    if not streams or not (durations > 0.0).any():
+        return None
+    rows = np.array([request.row for request in decoders], dtype=np.int64)
+    limits = np.array([request.max_output - request.output_count for request in decoders])
+    lanes = np.minimum(programs.batch, streams)
+    lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
+    tokens = np.ones(len(lengths))
+    for number, (source, _) in enumerate(programs.variants):
+        index = COPY if source is ProposalSource.COPY else LEARNED
+        gains = acceptance.survivals(rows, index)
+        reach = np.arange(1, gains.shape[1] + 1) < limits[:, None]
+        mean = np.concatenate([[1.0], 1.0 + np.cumsum(np.where(reach, gains, 0.0).mean(axis=0))])
+        own = programs.variant == number
+        tokens[own] = mean[np.minimum(lengths[own], len(mean)) - 1]
+    measured = durations > 0.0
+    spacing = durations[measured] / (tokens[measured] * lanes[measured])
     return streams * float(spacing.min())
 
 

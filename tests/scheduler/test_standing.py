@@ -1,0 +1,71 @@
+"""Reference rates of decoders that propose (docs/design/scheduling-utility.md 2.4)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from helios.scheduler import Catalog, DecodeMode, RequestHandle, RequestSpec, SpeculationConfig
+from helios.scheduler.acceptance import MEAN, AcceptanceTable
+from helios.scheduler.requests import Request
+from helios.scheduler.utility import Shapes, decode_token_interval_ms
+from tests.support.catalogs import descriptor
+
+NAMES = (
+    "initialize-b1",
+    "prefill-c64",
+    "terminal-b1",
+    "speculative-b1-d0-w1",
+    "speculative-b4-d0-w1",
+    "speculative-b4-d3-w4",
+    "speculative-b4-d3-w4-p8",
+)
+CATALOG = Catalog.of([descriptor(name) for name in NAMES])
+SHAPES = Shapes(CATALOG, SpeculationConfig(mode=DecodeMode.ADAPTIVE))
+SURVIVALS = ((0.5, 0.25, 0.125), (1.0, 0.5, 0.5), (0.0, 0.0, 0.0))
+
+
+def plain(
+    durations: list[float], means: Sequence[tuple[float, ...]], left: list[int]
+) -> float | None:
+    """The smallest T*K/(Y*min(B, K)) by looking at every program."""
+    count = len(means)
+    found = []
+    for graph, ms in zip(CATALOG.graphs, durations, strict=True):
+        if not graph.name.startswith("speculative") or ms <= 0:
+            continue
+        lanes = min(graph.batch_capacity, count)
+        length = min(graph.token_capacity, max(1, graph.rows // lanes))
+        tokens = [
+            1 + sum(s for d, s in enumerate(own[: length - 1], start=1) if d < limit)
+            for own, limit in zip(means, left, strict=True)
+        ]
+        found.append(ms * count / (sum(tokens) / count * lanes))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_round_counts_the_tokens_that_it_is_expected_to_commit(count: int) -> None:
+    """max Y*min(B, K)/(T*K) over measured programs, against a loop over all of them (2.4)."""
+    costs = itertools.product((0.0, 4.0), (0.0, 8.0), (0.0, 8.0, 32.0), (0.0, 16.0))
+    for ms in costs:
+        durations = [1.0, 1.0, 1.0, *ms]
+        by_name = dict(zip(NAMES, durations, strict=True))
+        ordered = [by_name[graph.name] for graph in CATALOG.graphs]
+        for means in itertools.product(SURVIVALS, repeat=min(count, 2)):
+            everyone = [*itertools.islice(itertools.cycle(means), count)]
+            left = [1, 2, 9, 9][-count:]
+            table = AcceptanceTable(count, 3)
+            decoders = []
+            for row, own in enumerate(everyone):
+                cells = table.take(row)
+                cells[:, MEAN] = own
+                table.put(row, cells)
+                spec = RequestSpec(prompt_tokens=1, max_output_tokens=left[row])
+                request = Request(RequestHandle(row, 0), spec, row, 0)
+                request.row = row
+                decoders.append(request)
+            expected = plain(ordered, everyone, left)
+            assert decode_token_interval_ms(SHAPES, ordered, decoders, count, table) == expected
