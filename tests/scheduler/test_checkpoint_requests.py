@@ -452,3 +452,154 @@ def test_a_state_beyond_the_committed_output_is_not_kept() -> None:
     assert not world.scheduler.offer_terminal(handle, b"x")
     finish_all(world)
     assert_everything_is_back(world)
+
+
+# Behind the prompt ------------------------------------------------------------------------------
+
+
+def test_the_prompt_s_end_is_the_anchor_of_a_first_turn() -> None:
+    """Without a message the end substitutes: it is copied before the first decode step (5.5)."""
+    world = keeping()
+    world.admit("one", 40, 4, endpoints=chat(end=40))
+    world.admit("other", 20, 30)
+    finish_all(world)
+    kinds = kinds_of(world, "one")
+    assert kinds[-2].startswith("snapshot")
+    assert kinds[-1].startswith("terminal")
+    assert world.scheduler._state.store.is_known(b"e40")
+    assert [token.output_index for token in world.streams["one"].tokens] == [0, 1, 2, 3]
+    world.admit("two", 60, 2, endpoints=(Endpoint(40, b"e40"),))
+    assert request_of(world, "two").prompt_done == 40
+    finish_all(world)
+    assert_everything_is_back(world)
+
+
+def test_completed_decode_earns_a_terminal_capture() -> None:
+    """The copy of 0.25 ms needs 5 ms of the request's share at 5 %; less earns none (5.8)."""
+    for outputs, is_kept in ((2, False), (3, True), (8, True)):
+        world = keeping()
+        handle = world.admit("one", 20, outputs, endpoints=chat(10))
+        while world.scheduler.phase_of(handle) is not Phase.TERMINAL:
+            world.step()
+        kept = request_of(world, "one").keeping
+        assert kept.credit_ms == pytest.approx(0.05 * 3.0 * (outputs - 1))
+        assert world.scheduler.offer_terminal(handle, b"end") is is_kept
+        finish_all(world)
+        assert world.scheduler._state.store.is_known(b"end") is is_kept
+        last = kinds_of(world, "one")[-1]
+        assert last.startswith("snapshot" if is_kept else "terminal")
+        assert_everything_is_back(world)
+
+
+def test_lanes_of_one_frame_divide_what_it_earns() -> None:
+    """Four streams together earn what one alone would: the same fraction of the time (5.8)."""
+    world = keeping()
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        world.admit(name, 10, 40, endpoints=chat(5))
+    while min(len(world.streams[name].tokens) for name in names) < 30:
+        world.step()
+    decode_ns = sum(
+        world.model.duration_ns[f.name] for f in world.log if f.name.startswith("decode")
+    ) - sum(world.model.duration_ns[f.name] for f in world.queue)
+    earned_ms = sum(request_of(world, name).keeping.credit_ms for name in names)
+    assert earned_ms == pytest.approx(0.05 * decode_ns / 1e6)
+    finish_all(world)
+    assert_everything_is_back(world)
+
+
+def test_a_terminal_capture_needs_a_known_cost_and_a_row() -> None:
+    """An expired cost, or rows that rank above it, refuse the offer (5.8, 5.10)."""
+    for spoil in ("cost", "row"):
+        world = keeping(snapshot_rows=1)
+        handle = world.admit("one", 20, 30, endpoints=chat(10))
+        while world.scheduler.phase_of(handle) is not Phase.TERMINAL:
+            world.step()
+        if spoil == "cost":
+            world.advance(31_000.0)
+        else:
+            store = world.scheduler._state.store
+            kept = store.deepest(chat(10), 20)
+            assert kept is not None
+            store.pin(kept)
+        assert not world.scheduler.offer_terminal(handle, b"end")
+        if spoil == "row":
+            store.unpin(kept)
+        finish_all(world)
+        assert kinds_of(world, "one")[-1].startswith("terminal")
+        assert_everything_is_back(world)
+
+
+def test_a_terminal_capture_never_costs_its_own_anchor() -> None:
+    """One row: the anchor of the same conversation ranks above the response's end (5.10)."""
+    world = keeping(snapshot_rows=1)
+    handle = world.admit("one", 20, 30, endpoints=chat(10))
+    while world.scheduler.phase_of(handle) is not Phase.TERMINAL:
+        world.step()
+    assert not world.scheduler.offer_terminal(handle, b"end")
+    assert world.scheduler._state.store.is_known(b"m10")
+    finish_all(world)
+    assert_everything_is_back(world)
+
+
+def test_an_ended_row_may_ride_along_in_another_s_snapshot() -> None:
+    """It is retired by it; its state is kept only if that was armed."""
+    world = keeping(
+        model=MODEL.with_duration("terminal-b1", 50.0).with_duration("terminal-b4", 60.0)
+    )
+    world.admit("ends", 10, 1)
+    while request_of(world, "ends").phase is not Phase.TERMINAL:
+        world.step()
+    world.admit("one", 40, 4, endpoints=chat(20))
+    finish_all(world)
+    assert kinds_of(world, "ends")[-1].startswith("snapshot")
+    assert world.scheduler.checkpoint_stats().captures == 1
+    assert_everything_is_back(world)
+
+
+@pytest.mark.parametrize("how", ["cancel", "fail", "stop"])
+def test_a_stream_whose_state_is_being_copied_may_end(how: str) -> None:
+    """The armed row is owned through the frame, and is free or published afterwards (5.9)."""
+    world = keeping(snapshot_rows=1)
+    world.admit("one", 40, 30, endpoints=chat(end=40))
+    while not (world.queue and world.queue[0].plan.graph.kind is GraphKind.SNAPSHOT):
+        if not world.submit():
+            world.finish_frame()
+    assert request_of(world, "one").phase is Phase.DECODE
+    if how == "fail":
+        world.scheduler.fail(world.queue.popleft().fence)
+    else:
+        getattr(world, how)("one")
+        assert world.scheduler.usage().snapshot_rows_in_use == 1
+        world.finish_frame()
+    kept = world.scheduler.checkpoint_stats().published
+    assert kept == (1 if how == "stop" else 0)
+    finish_all(world)
+    assert_everything_is_back(world)
+
+
+def test_no_count_and_no_share_limits_captures() -> None:
+    """Rows and the request's own allowance are all that counts, however many requests there are."""
+    policy = PolicyConfig(checkpoint_extra_work_fraction=1.0)
+    world = keeping(snapshot_rows=40, policy=policy, pages=128)
+    places = tuple(range(16, 129, 16))
+    for talk in range(4):
+        endpoints = tuple(Endpoint(tokens, b"%d/%d" % (talk, tokens)) for tokens in places)
+        world.admit(f"r{talk}", 140, 1, endpoints=endpoints)
+    finish_all(world)
+    assert world.scheduler.checkpoint_stats().captures == 4 * len(places)
+    assert_everything_is_back(world)
+
+
+def test_only_endpoints_that_were_named_are_kept() -> None:
+    """A request without endpoints keeps nothing, and a key is found under its own count alone."""
+    world = keeping()
+    world.admit("one", 90, 3)
+    finish_all(world)
+    world.admit("two", 90, 3, endpoints=chat(50))
+    finish_all(world)
+    assert [c.tokens for c in world.scheduler._state.store._by_key.values()] == [50]
+    world.admit("three", 90, 3, endpoints=(Endpoint(51, b"m50"),))
+    assert request_of(world, "three").prompt_done == 0
+    finish_all(world)
+    assert_everything_is_back(world)

@@ -7,20 +7,24 @@ from typing import Any
 import pytest
 
 from helios.scheduler import (
+    DecodeMode,
     Endpoint,
     Fence,
     GraphKind,
     InvalidRequestError,
     Phase,
     RequestSpec,
+    SpeculationConfig,
     StalePlanError,
 )
 from helios.scheduler.requests import Request
-from tests.support.catalogs import modelled
+from tests.support.catalogs import Recipe, modelled, recipe
 from tests.support.checkers import Checker
+from tests.support.device import Always, Chance
+from tests.support.ownership import assert_ownership
 from tests.support.snapshot import freeze
 from tests.support.usage import assert_everything_is_back, assert_usage_adds_up
-from tests.support.world import World
+from tests.support.world import World, measure_directly
 
 MODEL = modelled(
     {
@@ -275,3 +279,118 @@ def test_without_growth_nothing_of_it_happens() -> None:
     run_and_check(world)
     assert world.scheduler.usage().preemptions == 0
     assert all(flight.plan.graph.kind is not GraphKind.SNAPSHOT for flight in world.log)
+
+
+def test_a_preempted_state_is_copied_when_a_row_is_free() -> None:
+    """It leaves by SNAPSHOT and comes back by RESTORE unless its pages were needed (6.6, 6.7)."""
+    world = growing(pages=12, snapshot_rows=3)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    run_and_check(world)
+    kinds = [flight.plan.graph.kind for flight in world.log]
+    assert GraphKind.SNAPSHOT in kinds
+    assert world.scheduler.usage().preemptions
+    for name in "abc":
+        assert [token.output_index for token in world.streams[name].tokens] == list(range(60))
+
+
+def test_a_preempted_state_that_nobody_evicted_is_resumed() -> None:
+    """Only one token is computed again before the response goes on (6.7)."""
+    world = growing(pages=12, snapshot_rows=3)
+    for name in "ab":
+        world.admit(name, 16, 60)
+    restored = []
+    while world.step():
+        flight = world.log[-1]
+        if flight.plan.graph.kind is GraphKind.RESTORE:
+            restored += [step.position for step in flight.plan.steps]
+        # The other one leaves as soon as somebody was preempted, so that its pages are free.
+        if world.scheduler.usage().preemptions == 1:
+            running = [r for r in world.scheduler._state.table.resident if not r.is_leaving]
+            if running and not any(r.preemptions for r in running):
+                world.cancel(world.by_handle[running[0].handle].name)
+    assert restored
+    assert restored[0] > 16
+    assert world.scheduler.checkpoint_stats().hits == 1
+    assert_everything_is_back(world)
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_rounds_reserve_every_ceiling_and_the_draft_extent(device: bool) -> None:
+    """Each lane owns the pages of its whole ceiling and the draft extent, two frames deep (6.1)."""
+    choice = Recipe(rows=4, prefills=(64,), widths=(1, 2, 4), ragged=((3, 2),), device=device)
+    world = World(
+        recipe(choice),
+        rows=4,
+        pages=22,
+        page_size=8,
+        speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+        more={"page_growth": True, "draft_extent_tokens": 5},
+    )
+    measure_directly(world)
+    Checker.watch(world)
+    for index, name in enumerate("abcd"):
+        world.admit(name, 10 + index, 50, acceptance=Chance((0.7,)))
+    widest = 0
+    while world.step():
+        assert_usage_adds_up(world)
+        assert_ownership(world)
+        for flight in world.queue:
+            for step in flight.plan.steps:
+                if step.output_ceiling and not step.prompt_tokens:
+                    widest = max(widest, step.output_ceiling)
+                    assert len(step.pages) * 8 >= step.position + step.output_ceiling + 5
+    assert widest > 1
+    assert world.scheduler.usage().preemptions > 0
+    for name in "abcd":
+        indices = [token.output_index for token in world.streams[name].tokens]
+        assert indices == list(range(50))
+    assert_everything_is_back(world)
+
+
+def test_acceptance_estimates_survive_a_preemption() -> None:
+    """The row changes, what was learned of the request does not (6.7)."""
+    choice = Recipe(rows=4, prefills=(64,), widths=(1, 2, 4))
+    world = World(
+        recipe(choice),
+        rows=4,
+        pages=12,
+        page_size=8,
+        speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+        more={"page_growth": True},
+    )
+    measure_directly(world)
+    for name in "abc":
+        world.admit(name, 16, 60, acceptance=Always(3))
+    table = world.scheduler._state.table
+    fresh = world.scheduler._state.history.acceptance.take(3).tolist()
+    seen = {}
+    checked = 0
+    while world.step():
+        for request in table.waiting:
+            if request.preemptions and request.saved is not None:
+                seen[request] = request.saved.acceptance
+        for request in table.resident:
+            if request in seen:
+                back = world.scheduler._state.history.acceptance.take(request.row)
+                kept = seen.pop(request)
+                assert back.tolist() == kept.tolist()
+                checked += kept.tolist() != fresh
+    assert checked
+
+
+def test_a_replayed_stream_has_waited_since_its_last_visible_output() -> None:
+    """Entering decode again does not reset its output age."""
+    world = growing(pages=12)
+    for name in "abc":
+        world.admit(name, 16, 60)
+    while not (waiting := [r for r in world.scheduler._state.table.waiting if r.preemptions]):
+        world.step()
+    request = waiting[0]
+    visible_ns = request.visible_ns
+    assert visible_ns > 0
+    while request.phase is not Phase.DECODE:
+        if not world.submit():
+            world.finish_frame(publish=False)
+    assert request.visible_ns == visible_ns
+    run_and_check(world)

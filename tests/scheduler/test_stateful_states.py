@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -183,7 +186,7 @@ class StatesMachine(RuleBasedStateMachine):
 
 TestStates = StatesMachine.TestCase
 TestStates.settings = hypothesis.settings(
-    max_examples=40,
+    max_examples=15,
     deadline=None,
     stateful_step_count=40,
     suppress_health_check=list(hypothesis.HealthCheck),
@@ -211,3 +214,89 @@ def test_fences_are_never_reused() -> None:
     with pytest.raises(Exception, match="is not above"):
         world.scheduler.commit(plan, Fence(1))
     assert freeze(world.scheduler) == before
+
+
+RULES = (
+    ("admit", 10),
+    ("run", 14),
+    ("submit", 4),
+    ("finish_frame", 4),
+    ("look", 1),
+    ("commit_late", 1),
+    ("cancel", 1),
+    ("stop", 1),
+    ("offer", 3),
+    ("fail_frame", 0.3),
+    ("advance", 0.5),
+    ("drop", 0.2),
+)
+
+
+def storm(machine: str, seed: int, calls: int) -> tuple[World, StatesMachine]:
+    """Call the machine's rules at random by weight, so that its pages run out again and again."""
+    roll = random.Random(seed)
+    storming = StatesMachine()
+    storming.build(machine=machine, pages=roll.choice([14, 20]))
+    world = storming.world
+    for _ in range(calls):
+        (name,) = roll.choices([n for n, _ in RULES], [w for _, w in RULES])
+        if name in ("finish_frame", "fail_frame") and not world.queue:
+            continue
+        if name == "commit_late" and storming.stale is None:
+            continue
+        if name == "admit" and world.scheduler.usage().waiting > 3:
+            continue
+        getattr(storming, name)(**ARGUMENTS.get(name, lambda _: {})(roll))
+        storming.everything_adds_up()
+    return world, storming
+
+
+ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    "admit": lambda roll: {
+        "talk": roll.randrange(2),
+        "prompt": roll.randrange(1, 70),
+        "cuts": roll.sample([5, 8, 16, 21, 40, 64], roll.randrange(4)),
+        "ends": roll.random() < 0.4,
+        "output": roll.randrange(1, 40),
+        "ends_at": roll.choice([3, 30, 100]),
+    },
+    "run": lambda roll: {"frames": roll.randrange(1, 10)},
+    "finish_frame": lambda roll: {"late_ms": roll.choice([0.0, 0.0, 1.5])},
+    "cancel": lambda roll: {"pick": roll.randrange(1 << 16)},
+    "stop": lambda roll: {"pick": roll.randrange(1 << 16)},
+    "offer": lambda roll: {"pick": roll.randrange(1 << 16), "talk": roll.randrange(2)},
+    "advance": lambda roll: {"ms": roll.choice([0.1, 40.0, 31_000.0])},
+}
+
+
+@pytest.mark.parametrize("machine", sorted(MACHINES))
+def test_a_storm(machine: str) -> None:
+    """Everything happens in one history, adds up after each call, and is back at its end."""
+    totals: Counter[str] = Counter()
+    for seed in (1,):
+        world, storming = storm(machine, seed, 300)
+        stats, usage = world.scheduler.checkpoint_stats(), world.scheduler.usage()
+        totals.update(
+            captures=stats.captures,
+            hits=stats.hits,
+            evictions=stats.evictions,
+            preemptions=usage.preemptions,
+            restores=sum(flight.name.startswith("restore") for flight in world.log),
+        )
+        storming.teardown()
+    config = MACHINES[machine]
+    if "snapshot_rows" in config or "page_prefixes" in config:
+        assert min(totals["captures"], totals["hits"], totals["evictions"]) > 1, totals
+    if "snapshot_rows" in config:
+        assert totals["restores"] > 0, totals
+    if "page_growth" in config:
+        assert totals["preemptions"] > 1, totals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("machine", sorted(MACHINES))
+def test_many_storms(machine: str, seed: int) -> None:
+    """The same, from many seeds."""
+    _, storming = storm(machine, 100 + seed, 500)
+    storming.teardown()

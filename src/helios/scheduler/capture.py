@@ -241,7 +241,11 @@ def offer_terminal(state: State, request: Request, key: bytes) -> bool:
     keeping.demand_ns = state.now_ns
     state.store.demand(request.spec.endpoints, state.now_ns)
     if not state.pool.config.page_prefixes:
-        row = None
+        cost_ms = copy_ms(state, tokens)
+        if 0.0 < cost_ms <= keeping.credit_ms:
+            row = state.store.obtain(state.store.rank_of(Role.TERMINAL, tokens, state.now_ns))
+        else:
+            row = None
     if row is None:
         state.store.skipped += 1
         return False
@@ -261,7 +265,9 @@ def keep_retired(state: State, request: Request) -> None:
         return
     row = NO_ROW
     if not state.pool.config.page_prefixes:
-        return
+        if not (state.keeps_rows and state.pool.snapshots_free):
+            return
+        row = state.pool.take_snapshot()
     keeping.demand_ns = state.now_ns
     tokens = request.position_after(0)
     key = (f"preempted {request.arrival}", request.preemptions)

@@ -137,4 +137,6 @@ def _advance(
         request.terminal_since_ns = now_ns
     elif request.phase is Phase.PREFILL and tokens:
         request.move(Event.PROMPT_DONE, request.epoch)
-        request.visible_ns = now_ns
+        if count == 0:
+            # A replayed prompt's stream has been waiting since its last visible output.
+            request.visible_ns = now_ns

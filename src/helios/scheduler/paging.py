@@ -38,7 +38,7 @@ def redraw(state: State) -> None:
 
 
 def _draw(state: State) -> bool:
-    """Draw the budget once; return whether pages came back at once, so that it is void."""
+    """Draw the budget once; return whether somebody was preempted, so that it is void."""
     generating, prompts, is_waiting = _by_need(state)
     lanes = [_generating_lane(state, request) for request in generating]
     prompt_lanes = [_prompt_lane(state, request) for request in prompts]
@@ -58,7 +58,8 @@ def _draw(state: State) -> bool:
     state.memo = (state.version, None)
     if not budget.pages_wanted or is_waiting:
         return False
-    return _preempt_one(state, running)
+    _preempt_one(state, running)
+    return True
 
 
 def _by_need(state: State) -> tuple[list[Request], list[Request], bool]:
@@ -207,11 +208,8 @@ def take_pages(state: State, plan: ScheduledPlan, requests: Sequence[Request]) -
 # Preemption ---------------------------------------------------------------------------------------
 
 
-def _preempt_one(state: State, running: Sequence[Request]) -> bool:
-    """Begin to retire the running request with the lowest value rate per page.
-
-    Returns whether its pages are back already, because nothing has to run for it.
-    """
+def _preempt_one(state: State, running: Sequence[Request]) -> None:
+    """Begin to retire the running request with the lowest value rate per page."""
     rates = _value_rates(state, running)
     sole = state.pool.sole_pages
     arrival = preempted_of(
@@ -221,7 +219,8 @@ def _preempt_one(state: State, running: Sequence[Request]) -> bool:
     request.is_leaving = True
     request.leaving_since_ns = state.now_ns
     request.epoch = state.version
-    return request.queued == 0 and begin_retirement(state, request)
+    if request.queued == 0:
+        begin_retirement(state, request)
 
 
 def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, float]:
@@ -251,11 +250,11 @@ def _priced(coefficient: float, request: Request) -> float:
     return coefficient * request.weight * (request.account.token_price or 0.0)
 
 
-def begin_retirement(state: State, request: Request) -> bool:
+def begin_retirement(state: State, request: Request) -> None:
     """Send a leaving request, which no submitted frame holds, through the terminal path.
 
     Its retirement age starts when preemption was decided. A row that was never bound holds no
-    state, so nothing has to run for it: then it is back in its line at once, and this returns True.
+    state, so nothing has to run for it: then it is back in its line at once.
     """
     is_bound = request.phase is not Phase.INITIALIZING or request.stages[0] not in BINDING_KINDS
     request.move(Event.PREEMPT, state.version)
@@ -264,10 +263,9 @@ def begin_retirement(state: State, request: Request) -> bool:
     request.preemptions += 1
     if not is_bound:
         requeue(state, request)
-        return True
+        return
     keep_retired(state, request)
     request.stages = ()
-    return False
 
 
 def requeue(state: State, request: Request) -> None:

@@ -132,6 +132,11 @@ class Request:
         self.terminal_since_ns = 0
         self._own_nothing()
 
+    @property
+    def is_special(self) -> bool:
+        """Tell whether more than tokens may follow from its progress: states, windows, leaving."""
+        return self.keeping is not None or self.window is not None or self.is_leaving
+
     def _own_nothing(self) -> None:
         """Set what concerns checkpoints, growth and preemption before anything has happened."""
         self.transfer_row = -1

@@ -174,7 +174,10 @@ def release(state: State, request: Request, event: Event) -> None:
 
 
 def retire(state: State, request: Request) -> None:
-    """Settle a completed retirement: the request is over, or waits again after a preemption."""
+    """Settle a completed retirement: the request is over, or waits again after a preemption.
+
+    A state that was to be kept has been copied by now, because its row leaves by SNAPSHOT alone.
+    """
     if request.is_leaving:
         requeue(state, request)
         return

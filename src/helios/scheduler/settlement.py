@@ -76,8 +76,11 @@ def complete(
     if ran is not None:
         learn_round(state.history, frame, ran, outcome.served, sidecars)
     _account(state, frame, timing, outcome)
+    kind = frame.plan.graph.kind
+    may_release = kind is GraphKind.TERMINAL or kind is GraphKind.SNAPSHOT
     for step, request in zip(frame.plan.steps, frame.requests, strict=True):
-        _settle_ownership(state, frame.plan.graph.kind, step, request)
+        if may_release or request.phase is Phase.DRAINING or request.is_special:
+            _settle_ownership(state, kind, step, request)
     seat_waiting(state)
     return outcome.tokens
 

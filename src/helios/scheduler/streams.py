@@ -158,7 +158,8 @@ def lane_limit(request: Request) -> int:
     """Return the most target rows of one round that the request itself allows, at least 1.
 
     The longest prompt plus output fits the context, so the output limit contains the context's.
+    The pages that it can grow by are part of what allows it.
     """
-    limit = request.max_output - request.output_count - request.queued_tokens
+    limit = min(request.max_output - request.output_count - request.queued_tokens, request.reach)
     width = request.spec.width_limit
     return max(1, min(limit, width) if width else limit)
