@@ -13,8 +13,9 @@ from helios.scheduler import DecodeMode, GraphKind, Phase, PolicyConfig
 from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.candidates import scene_of_view, waiting_price
+from helios.scheduler.cost import CostAges
 from helios.scheduler.lookahead import preparing_blocks
-from helios.scheduler.policy import Decision
+from helios.scheduler.policy import Decision, score_of
 from helios.scheduler.utility import units_of
 from tests.scheduler.oracles.preparing import Item, Program, World
 from tests.scheduler.test_oracle_preparing import speculation_of, view_of
@@ -309,6 +310,34 @@ def test_ragged_rounds_are_bounded_by_every_cohort() -> None:
                 equal += score == pytest.approx(best, rel=1e-12)
     assert compared > 100
     assert equal >= 0.9 * compared
+
+
+# ---- explanations --------------------------------------------------------------------------
+
+
+def test_explained_terms_add_up_for_pairs_and_chains() -> None:
+    """Every term of every candidate, in a world with a chain, a pair and a retirement (10.12)."""
+    policy = PolicyConfig(decode_age_price=0.5, terminal_age_price=2.0)
+    durations = {**BASE, "decode-b4": 3.0, "snapshot-b2": 1.0, "restore-b1": 0.5}
+    situation = world(
+        durations,
+        *streams(2, 1, age_ms=4.0),
+        Item(2, "prompt", (GraphKind.SNAPSHOT, GraphKind.RESTORE), prompt_left=40),
+        Item(3, "terminal", age_ms=2.0),
+        policy=policy,
+    )
+    decision, _ = decide(situation)
+    ages = CostAges((0,) * len(situation.programs), 0)
+    scores = [score_of(decision, c, ages, 1) for c in decision.candidates]
+    for score in scores:
+        total = score.service_value + score.delivery_value + score.age_credit
+        total += score.terminal_value + score.saved_waiting + score.continuation_value
+        whole_ms = score.duration_ms + score.following_ms
+        assert score.value_rate == pytest.approx(total / whole_ms - score.waiting_cost)
+    alone = next(s for s in scores if s.graph == "snapshot-b2" and s.following is None)
+    # The chain needs 0.5 ms of restore and 4 ms of prefill behind the snapshot's 1 ms.
+    assert alone.continuation_value == pytest.approx((40 + 64) * 1.0 / (1.0 + 4.5))
+    assert any(score.saved_waiting > 0.0 for score in scores)
 
 
 # ---- end to end ----------------------------------------------------------------------------
