@@ -93,6 +93,17 @@ def test_a_request_starts_from_the_prior_of_its_arrival_and_keeps_what_it_never_
     assert read(table, 1, 0) == [min(own, mean) for mean in (own, *arrived[1:])]
 
 
+def test_an_unobserved_depth_reads_the_start_of_the_program_that_asks() -> None:
+    """One program's rounds do not make its prior the other's (7.9)."""
+    table = table_of()
+    for step in range(50):
+        teach(table, ints(0), 1, np.full((1, DEPTH), 0.9), ints(5), ints(step))
+    table.reset(1)
+    teach(table, ints(1), 0, np.full((1, DEPTH), 0.9), ints(2), ints(1))
+    assert read(table, 1, 0)[1] == PRIOR[1]
+    assert read(table, 1, 1)[1] == table.prior(1)[1] > PRIOR[1]
+
+
 def test_forecasts_age_like_acceptance() -> None:
     """Start weight two, half-life 128 generated tokens, cap 128 (7.9)."""
     table = table_of()
@@ -194,7 +205,8 @@ def test_acceptance_prices_a_prefix_once_it_has_observations() -> None:
     assert priced(0) == [0.75, 0.625]
     observe(2, 2)
     assert priced(0) == [0.5 + 0.5 / 3, 0.625], "depth two has no observation yet"
-    assert priced(128) == [0.75, 0.625], "and an aged observation gives way to the forecast"
+    assert priced(74) == [0.5 + 0.5 / 3, 0.625], "a weight of 3 * 2**(-74/128) is still above two"
+    assert priced(75) == [0.75, 0.625], "and an aged observation gives way to the forecast"
     observe(2, 1)
     assert priced(0)[1] < 0.625, "a forecast never promises more than the shorter prefix"
 

@@ -577,6 +577,23 @@ def test_mixed_rounds_teach_by_role() -> None:
     assert survivals(world, "a")[0] > 0.5
 
 
+def test_the_prompt_lane_of_a_device_round_has_no_confidence() -> None:
+    """Rows and sidecars of a mixed device round are its generating lanes' alone (8.6, 8.10)."""
+    graph = f"{MIXED}-device"
+    names = ("initialize-b4", "prefill-c64", "terminal-b4", NARROW, graph)
+    world = World(rounds.modelled(dict.fromkeys(names, 4.0)), rows=4, speculation=rounds.ADAPTIVE)
+    for name in "ap":
+        world.admit(name, 20, 50, needs_feedback=True)
+    rounds.begin(world, "ap")
+    world.commit(rounds.compose(world, "prefill-c64", {}, prompt=("a", 20, 1)))
+    world.finish_frame()
+    flight = fly(world, graph, {"a": 4}, prompt=("p", 20, 1))
+    confidence = np.full((1, 4, 3), np.nan, dtype=np.float32)
+    confidence[0, row_of(world, "a")] = SURE
+    tokens = land(world, flight, [lane(flight, 0, 2), lane(flight, 1, 1)], confidence=confidence)
+    assert [world.by_handle[token.handle].name for token in tokens] == list("aap")
+
+
 # ---- copies -------------------------------------------------------------------------------
 
 
