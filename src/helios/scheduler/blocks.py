@@ -100,6 +100,8 @@ def rate_of(value: float, duration_ms: float, waiting: float) -> float:
 def rates_of(values: Floats, durations_ms: Floats, waiting: float) -> Floats:
     """Return `rate_of` of arrays."""
     known = durations_ms > 0.0
+    if known.all():
+        return values / durations_ms - 0.5 * durations_ms * waiting
     rates = np.divide(values, durations_ms, out=values.copy(), where=known)
     return np.where(known, rates - 0.5 * durations_ms * waiting, rates)
 
@@ -131,6 +133,17 @@ class Block(Protocol):
     def settled(self) -> Flags:
         """Rate and served are those of the best cohort."""
 
+    @property
+    def is_settled(self) -> bool:
+        """All entries are settled from the start."""
+
+    @property
+    def is_known(self) -> bool:
+        """All entries are determinate."""
+
+    def settle(self, entry: int) -> None:
+        """Replace the upper bound of an entry by the score of its best cohort, in place."""
+
     def best(self, entry: int) -> Candidate:
         """Return the entry's best cohort as a candidate."""
 
@@ -141,7 +154,17 @@ class Block(Protocol):
 class Listed:
     """A block of candidates that exist already."""
 
-    __slots__ = ("candidates", "determinate", "graph", "known_ms", "rate", "served", "settled")
+    __slots__ = (
+        "candidates",
+        "determinate",
+        "graph",
+        "is_known",
+        "is_settled",
+        "known_ms",
+        "rate",
+        "served",
+        "settled",
+    )
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = candidates
@@ -151,6 +174,11 @@ class Listed:
         self.determinate: Flags = np.array([c.determinate for c in candidates], dtype=bool)
         self.served: Integers = np.array([c.served for c in candidates], dtype=np.int64)
         self.settled: Flags = np.ones(len(candidates), dtype=bool)
+        self.is_settled = True
+        self.is_known = all(c.determinate for c in candidates)
+
+    def settle(self, entry: int) -> None:
+        """Do nothing: every entry is settled."""
 
     def best(self, entry: int) -> Candidate:
         """Return the candidate."""

@@ -22,7 +22,6 @@ from helios.scheduler.continuation import (
     index_rate,
 )
 from helios.scheduler.generation import Scene, scene_of
-from helios.scheduler.geometry import Integers
 from helios.scheduler.pairs import Stage, setup_lane
 from helios.scheduler.prompts import advancing, prompt_table
 from helios.scheduler.requests import Request
@@ -56,20 +55,13 @@ def worth_of(
 
 
 def _prompt_chains(view: View, units: Units, requests: list[Request]) -> Chains:
-    """End every prompt's chain in each prefill shape of its kind that takes it further.
-
-    Where no such shape holds the image that comes next, the chain ends in a mixed one, in which the
-    prompt is valued as if it were alone: otherwise nothing would ever make its stages win.
-    """
+    """End every prompt's chain in each prefill shape of its kind that takes it further."""
     tables = []
     for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
         shapes = view.shapes.by_kind[kind]
         if shapes:
             graphs = np.array([index for index, _ in shapes])
             tables.append((kind, graphs, np.array([capacity for _, capacity in shapes])))
-    capacities = view.shapes.geometry.mixed_capacities
-    if len(capacities):
-        tables.append((GraphKind.MIXED, _fastest_mixed(view, capacities), capacities))
     count = sum(len(graphs) for _, graphs, _ in tables)
     value = np.full((len(requests), count), -np.inf)
     ending_ms = np.zeros((len(requests), count))
@@ -80,26 +72,12 @@ def _prompt_chains(view: View, units: Units, requests: list[Request]) -> Chains:
         for kind, graphs, capacities in tables:
             place = slice(start, start + len(graphs))
             start += len(graphs)
-            own = prefill_kind(prompt.request)
-            if kind is own or (kind is GraphKind.MIXED and own is GraphKind.PREFILL):
+            if prefill_kind(prompt.request) is kind:
                 table = prompt_table([prompt], capacities)
-                useful = advancing(table)[0] & (table.extents[0] > 0)
-                if kind is GraphKind.MIXED:
-                    useful &= not np.isfinite(value[row]).any()
-                value[row, place] = np.where(useful, table.service[0], -np.inf)
+                value[row, place] = np.where(advancing(table)[0], table.service[0], -np.inf)
                 ending_ms[row, place] = durations[graphs]
     known = (ending_ms > 0.0) & (further_ms > 0.0)[:, None]
     return Chains(value, np.zeros_like(value), further_ms[:, None] + ending_ms, known)
-
-
-def _fastest_mixed(view: View, capacities: Integers) -> Integers:
-    """Return the measured graph of least duration of every prompt capacity, else the smallest."""
-    mixed = view.shapes.geometry.mixed
-    durations: Floats = np.array(view.durations_ms)[mixed.graph]
-    cost = np.where(durations > 0.0, durations, durations.max() + 1.0)
-    fits = mixed.prompt == capacities[:, None]
-    places: Integers = np.where(fits, cost, np.inf).argmin(axis=1)
-    return mixed.graph[places]
 
 
 def _stream_chains(view: View, units: Units, decoders: View) -> Chains:

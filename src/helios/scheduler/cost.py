@@ -11,6 +11,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from helios.scheduler.catalog import Catalog, GraphDescriptor
 from helios.scheduler.errors import InvalidCatalogError
 from helios.scheduler.records import ExecutionTiming
@@ -76,6 +79,7 @@ class CostTable:
         "_samples",
         "_split",
         "_whole",
+        "durations",
         "durations_ms",
         "estimates_ns",
         "ttl_ns",
@@ -106,6 +110,8 @@ class CostTable:
         """Estimated duration of each entry; zero is indeterminate."""
         self.durations_ms = [0.0] * count
         """The same in ms."""
+        self.durations: npt.NDArray[np.float64] = np.zeros(count)
+        """The same in ms, as an array."""
         self.ttl_ns = ttl_ns
 
     @property
@@ -170,13 +176,14 @@ class CostTable:
         """Return when the entry last took in a valid sample; None without one in this process."""
         return self._observed_ns[index]
 
-    def stale_entries(self, now_ns: int) -> list[int]:
+    def stale_entries(self, now_ns: int, *, with_seeds: bool = True) -> list[int]:
         """Return the measured or seeded entries without a valid sample within the ttl."""
         before_ns = now_ns - self.ttl_ns
+        seeded = self.estimates_ns if with_seeds else [0] * len(self.estimates_ns)
         return [
             index
             for index, observed in enumerate(self._observed_ns)
-            if (self.estimates_ns[index] if observed is None else observed < before_ns)
+            if (seeded[index] if observed is None else observed < before_ns)
         ]
 
     def is_fresh(self, index: int, now_ns: int) -> bool:
@@ -199,4 +206,4 @@ class CostTable:
 
     def _set(self, index: int, duration_ns: int) -> None:
         self.estimates_ns[index] = duration_ns
-        self.durations_ms[index] = ms_of(duration_ns)
+        self.durations_ms[index] = self.durations[index] = ms_of(duration_ns)

@@ -47,7 +47,16 @@ class ForecastTable:
     move the prior of newcomers alone, so a depth that a request never observed keeps its mean.
     """
 
-    __slots__ = ("_cells", "_decay", "_depths", "_index", "_priors", "_starts")
+    __slots__ = (
+        "_agrees",
+        "_cells",
+        "_decay",
+        "_depths",
+        "_highest",
+        "_index",
+        "_priors",
+        "_starts",
+    )
 
     def __init__(self, rows: int, depth: int, programs: Sequence[int]) -> None:
         """Build it for the graph indices that report confidence."""
@@ -57,13 +66,15 @@ class ForecastTable:
         self._cells[:, WEIGHT] = START_WEIGHT
         self._priors: Floats = np.tile(prior_means(depth), (len(programs), 1))
         self._starts: Floats = np.tile(self._priors, (rows, 1, 1))
+        self._highest: Floats = self._starts.max(axis=1, initial=0.0)
+        self._agrees: Flags = np.ones((rows, depth), dtype=bool)
         self._decay: Floats = (1.0 - PRIOR_STEP) ** np.arange(rows + 1, dtype=np.float64)
 
     def reset(self, row: int) -> None:
         """Give a row to a request without history: it starts from the priors of now."""
         self._cells[row] = 0.0
         self._cells[row, WEIGHT] = START_WEIGHT
-        self._starts[row] = self._priors
+        self._start(row, self._priors)
 
     def take(self, row: int) -> SavedForecasts:
         """Return a copy of a row's forecasts."""
@@ -71,7 +82,14 @@ class ForecastTable:
 
     def put(self, row: int, saved: SavedForecasts) -> None:
         """Give a row to a request that brings its forecasts back."""
-        self._cells[row], self._starts[row] = saved
+        self._cells[row] = saved.cells
+        self._start(row, saved.starts)
+
+    def _start(self, row: int, starts: Floats) -> None:
+        # What all programs have in common is asked for by every decision, and changes only here.
+        self._starts[row] = starts
+        self._highest[row] = starts.max(axis=0, initial=0.0)
+        self._agrees[row] = self._highest[row] == starts.min(axis=0, initial=1.0)
 
     def prior(self, program: int) -> Floats:
         """Return a copy of one program's population prior [depth], as stored."""
@@ -90,6 +108,14 @@ class ForecastTable:
         places = np.array([self._index[program] for program in programs])
         values = np.where(cells[:, OWN], cells[:, MEAN], self._starts[rows, places[:, None]])
         return np.minimum.accumulate(values, axis=2)
+
+    def highest_means(self, rows: Integers) -> tuple[Floats, bool]:
+        """Return the largest `means` that any program has, and whether all have the same."""
+        cells = self._cells[rows]
+        own = cells[:, OWN] != 0.0
+        agree = bool((own | self._agrees[rows]).all())
+        means = np.where(own, cells[:, MEAN], self._highest[rows])
+        return np.minimum.accumulate(means, axis=1), agree
 
     def weights(self, rows: Integers, generated: Integers) -> Floats:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""

@@ -20,9 +20,11 @@ from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.knapsack import FixedLanes
 from helios.scheduler.prompts import PromptTable, best_prompts, lane_of
 from helios.scheduler.rounds import (
+    SLACK,
     Cohort,
     Frontier,
     Pricing,
+    largest_marginals,
     program_yields,
     yields_of,
 )
@@ -49,6 +51,7 @@ class Scene(NamedTuple):
     """Age credit of a served stream per ms of the graph's duration."""
     waiting: float
     """Sum of the age coefficients of every active decoder and terminal row."""
+    is_inexact: bool
     inexact: Flags
     """Lane classes whose yields bound several programs."""
     orders: tuple[Floats | None, ...]
@@ -59,12 +62,28 @@ class Scene(NamedTuple):
 def scene_of(view: View, streams: Streams, *, slope: float, waiting: float) -> Scene:
     """Price every stream's lane in every class of the catalog."""
     programs, estimates = view.shapes.geometry.generating, view.estimates
-    yields = yields_of(streams, programs, estimates, view.policy.adaptive_verification_alpha)
-    inexact: Flags = np.repeat([not variant.is_exact for variant in yields], programs.widths)
+    alpha = view.policy.adaptive_verification_alpha
+    found = view.yields
+    if found is None:
+        found = yields_of(view.decoders, programs, estimates)
+    yields = [variant.placed(streams.place, alpha) for variant in found]
+    is_inexact = not all(variant.is_exact for variant in yields)
+    inexact = programs.no_classes
+    if is_inexact:
+        inexact = np.repeat([not variant.is_exact for variant in yields], programs.widths)
     orders = tuple([variant.order for variant in yields])
-    table = lane_table(streams, yields)
-    durations: Floats = view.durations
-    return Scene(view, streams, table, durations, slope, waiting, inexact, orders, estimates)
+    return Scene(
+        view,
+        streams,
+        lane_table(streams, yields),
+        view.durations,
+        slope,
+        waiting,
+        is_inexact,
+        inexact,
+        orders,
+        estimates,
+    )
 
 
 class Generation:
@@ -72,6 +91,8 @@ class Generation:
 
     __slots__ = (
         "_columns",
+        "_found",
+        "_frontiers",
         "_lanes",
         "_programs",
         "_prompts",
@@ -79,6 +100,8 @@ class Generation:
         "_scene",
         "determinate",
         "graph",
+        "is_known",
+        "is_settled",
         "known_ms",
         "rate",
         "served",
@@ -90,27 +113,36 @@ class Generation:
     ) -> None:
         """Evaluate `programs` with decoders alone, or, given `prompts`, beside a prompt row."""
         self._scene, self._programs, self._prompts = scene, programs, prompts
+        self._found: dict[int, list[Cohort]] = {}
+        """Cohorts of the entries that sorted values could not settle, once evaluated."""
+        self._frontiers: dict[int, Frontier] = {}
         self.graph: Integers = programs.graph
         self.known_ms: Floats = scene.durations_ms[programs.graph]
         self.determinate: Flags = self.known_ms > 0.0
+        self.is_known = bool(self.determinate.all())
         room = programs.batch if prompts is None else programs.batch - 1
         self._lanes: Integers = np.minimum(room, len(scene.streams.requests))
-        self.settled: Flags = ~scene.inexact[programs.lane_class]
-        self._fit()
+        self.is_settled = not (programs.has_ragged or scene.is_inexact)
+        self.settled: Flags = programs.all_programs
+        if not self.is_settled:
+            self.settled = ~scene.inexact[programs.lane_class]
+            self._fit()
         value = self._cohort_values()
         self.served: Integers = self._lanes
         if prompts is None:
-            rate = rates_of(value, self.known_ms, scene.waiting)
-            # Not even one whole lane fits P: such a program serves nobody now.
-            self.rate: Floats = np.where(self._lanes > 0, rate, -np.inf)
+            self.rate: Floats = rates_of(value, self.known_ms, scene.waiting)
+            if not self.is_settled:
+                self._tighten(self.rate)
+                # Not even one whole lane fits P: such a program serves nobody now.
+                self.rate[self._lanes == 0] = -np.inf
             return
         self._columns: Integers = np.searchsorted(prompts.capacities, programs.prompt)
         everyone: Flags = np.ones(prompts.extents.shape, dtype=bool)
         self._rows: Integers = best_prompts(prompts, everyone)[self._columns]
         self.served = self._lanes + 1
         value += prompts.service[self._rows, self._columns]
-        rate = rates_of(value, self.known_ms, scene.waiting)
-        self.rate = np.where(self._rows >= 0, rate, -np.inf)
+        self.rate = rates_of(value, self.known_ms, scene.waiting)
+        self.rate[self._rows < 0] = -np.inf
 
     def _cohort_values(self) -> Floats:
         """Return the value of every program's best cohort of whole lanes."""
@@ -147,10 +179,58 @@ class Generation:
             rows = table.fewest[classes, -1] - table.fewest[classes, -1 - lanes]
         self.settled[ragged] &= rows <= packed
 
+    def _tighten(self, rate: Floats) -> None:
+        """Lower the bounds of adaptive programs that could beat the best settled score so far.
+
+        k lanes have at most the k largest pending values and the P - k largest marginals.
+        """
+        scene, programs = self._scene, self._programs
+        known = self.settled & self.determinate
+        if self._is_fixed() or scene.streams.shares is not None or not known.any():
+            return
+        floor = rate[known].max()
+        loose = ~self.settled & self.determinate & (rate >= floor - SLACK * abs(floor))
+        loose &= ~scene.inexact[programs.lane_class]
+        entries = np.flatnonzero(loose)
+        if not len(entries):
+            return
+        table, classes = scene.table, programs.lane_class[entries]
+        sizes = np.arange(1, int(self._lanes[entries].max()) + 1)
+        spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
+        extra = np.empty(spare.shape)
+        for variant in np.unique(programs.variant[entries]).tolist():
+            first = programs.first_class[variant]
+            rows = np.flatnonzero(programs.variant[entries] == variant)
+            widths, place = np.unique(programs.width[entries[rows]], return_inverse=True)
+            tops = largest_marginals(scene.streams, table, first, widths)
+            extra[rows] = tops[place[:, None], np.minimum(spare[rows], tops.shape[1] - 1)]
+        values = np.minimum(table.sums[0, sizes] + extra, table.sums[classes][:, sizes])
+        values += scene.slope * self.known_ms[entries][:, None] * sizes
+        values[sizes > self._lanes[entries][:, None]] = -np.inf
+        best = values.max(axis=1)
+        rate[entries] = rates_of(best, self.known_ms[entries], scene.waiting)
+
     def _is_fixed(self) -> bool:
         return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED
 
     # Cohorts --------------------------------------------------------------------------------------
+
+    def settle(self, entry: int) -> None:
+        """Replace an entry's upper bound by the score of its best cohort."""
+        pricing = self._pricing(entry)
+        cohorts = self._found[entry] = self._cohorts(entry, pricing)
+        cohort = max(cohorts, key=lambda each: len(each.members))
+        classes = pricing.class_of(cohort.lengths)
+        value = float(pricing.table.values[classes, cohort.members].sum())
+        value += float(self._bonus(entry)[cohort.members].sum())
+        duration_ms = float(self.known_ms[entry])
+        served = len(cohort.members)
+        if self._prompts is not None:
+            value += float(self._prompts.service[self._rows[entry], self._columns[entry]])
+            served += 1
+        self.rate[entry] = rate_of(value, duration_ms, self._scene.waiting)
+        self.served[entry] = served
+        self.settled[entry] = True
 
     def best(self, entry: int) -> Candidate:
         """Return the entry's best cohort as a candidate."""
@@ -158,7 +238,7 @@ class Generation:
         prompt = None if self._prompts is None else self._prompt_lane(entry, self._rows[entry])
         found = [
             self._candidate(entry, pricing, cohort, prompt)
-            for cohort in self._cohorts(entry, pricing)
+            for cohort in self._found.get(entry) or self._cohorts(entry, pricing)
         ]
         return found[0] if len(found) == 1 else min(found, key=rank_key)
 
@@ -175,7 +255,11 @@ class Generation:
             return [Cohort(order[:lanes], lengths, is_prefix=True)]
         if self._is_fixed():
             return self._packed(entry, pricing)
-        frontier = Frontier(self._scene.streams, pricing)
+        frontier = self._frontiers.get(lane_class)
+        if frontier is None or table is not self._scene.table:
+            frontier = Frontier(self._scene.streams, pricing)
+            if table is self._scene.table:
+                self._frontiers[lane_class] = frontier
         return frontier.cohorts(lanes, packed, self._bonus(entry), every=every)
 
     def _ranking(self, entry: int, pricing: Pricing) -> Integers:
@@ -288,10 +372,10 @@ class Generation:
             used += prompt.prompt_tokens
             served += 1
             lanes = [prompt, *lanes]
-        elif cohort.is_prefix:
+        elif cohort.is_prefix and served < len(scene.streams.requests):
             others = self._ranking(entry, pricing)[served:]
             lengths = pricing.table.lengths[pricing.lane_class, others]
-            lanes += lanes_of(scene.streams, pricing, Cohort(others, lengths))
+            lanes += lanes_of(scene.streams, pricing, Cohort(others, lengths, is_prefix=True))
         return Candidate(
             duration_ms > 0.0,
             -rate_of(total, duration_ms, scene.waiting),
@@ -318,7 +402,8 @@ def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:
         return Pricing(scene.table, first, lane_class, scene.orders[variant])
     width = int(programs.width[place])
     graph, alpha = int(programs.graph[place]), scene.view.policy.adaptive_verification_alpha
-    yields = program_yields(scene.streams, graph, width, scene.estimates, alpha)
+    found = program_yields(scene.view.decoders, graph, width, scene.estimates)
+    yields = found.placed(scene.streams.place, alpha)
     return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
 
 
@@ -329,22 +414,29 @@ def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
     tokens, values = table.tokens[classes, members], table.values[classes, members]
     # A device is given ceilings: how it shares its rows is only expected here.
     ceilings = cohort.lengths if pricing.by is None else table.lengths[pricing.lane_class, members]
-    requests = [streams.requests[member] for member in members.tolist()]
-    lanes = [
-        Lane(-value, request.last_used, 0, request.arrival, request, *terms)
-        for value, request, *terms in zip(
-            values.tolist(),
-            requests,
-            (tokens * streams.token[members]).tolist(),
-            streams.delivery[members].tolist(),
-            streams.age[members].tolist(),
-            (0,) * len(requests),
-            ceilings.tolist(),
-            tokens.tolist(),
-            strict=True,
+    chosen = members.tolist()
+    nothing = [0] * len(chosen)
+    lanes = list(
+        map(
+            Lane._make,
+            zip(
+                (-values).tolist(),
+                streams.used[members].tolist(),
+                nothing,
+                streams.arrival[members].tolist(),
+                [streams.requests[member] for member in chosen],
+                (tokens * streams.token[members]).tolist(),
+                streams.delivery[members].tolist(),
+                streams.age[members].tolist(),
+                nothing,
+                ceilings.tolist(),
+                tokens.tolist(),
+                strict=True,
+            ),
         )
-    ]
-    lanes.sort(key=_place)
+    )
+    if not cohort.is_prefix:
+        lanes.sort(key=_place)
     return lanes
 
 

@@ -57,6 +57,11 @@ class Generating(NamedTuple):
     first_class: tuple[int, ...]
     widths: tuple[int, ...]
     """Of each variant, the widest program."""
+    has_ragged: bool
+    all_programs: Flags
+    """True for every program; read only."""
+    no_classes: Flags
+    """False for every lane class; read only."""
 
     @property
     def classes(self) -> int:
@@ -71,6 +76,7 @@ class Geometry:
         "batch",
         "generating",
         "mixed",
+        "mixed_by_capacity",
         "mixed_capacities",
         "packed",
         "prompt",
@@ -93,6 +99,10 @@ class Geometry:
         """Those of them that may also carry one prompt row."""
         self.mixed_capacities: Integers = np.unique(self.mixed.prompt)
         """Prompt capacities of the mixed programs, ascending."""
+        self.mixed_by_capacity: tuple[tuple[int, Integers], ...] = tuple(
+            (capacity, self.mixed.graph[self.mixed.prompt == capacity])
+            for capacity in self.mixed_capacities.tolist()
+        )
         self.smaller = _smaller(catalog, self)
         """By graph index, the graphs that can make it redundant for some cohort."""
 
@@ -108,6 +118,8 @@ def chosen(programs: Generating, which: Flags) -> Generating:
         variant=programs.variant[which],
         lane_class=programs.lane_class[which],
         is_ragged=programs.is_ragged[which],
+        has_ragged=bool(programs.is_ragged[which].any()),
+        all_programs=programs.all_programs[which],
     )
 
 
@@ -166,6 +178,9 @@ def _generating(catalog: Catalog, speculation: SpeculationConfig) -> Generating:
         variants,
         first,
         widths,
+        bool((packed < batch * width).any()),
+        np.ones(len(members), dtype=bool),
+        np.zeros(sum(widths), dtype=bool),
     )
 
 

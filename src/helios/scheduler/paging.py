@@ -10,7 +10,6 @@ are those of docs/design/scheduling-runtime.md section 6.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from helios.scheduler.capture import give_back, keep_retired, publish_armed
@@ -172,7 +171,7 @@ def with_pages(state: State, steps: tuple[ScheduledStep, ...]) -> tuple[Schedule
     grown, start = [], 0
     for step, count in zip(steps, counts, strict=True):
         added = pages[start : start + count]
-        grown.append(dataclasses.replace(step, pages=step.pages + added) if added else step)
+        grown.append(step._replace(pages=step.pages + added) if added else step)
         start += count
     return tuple(grown)
 

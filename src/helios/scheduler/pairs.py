@@ -75,6 +75,8 @@ class Pairs:
         "_whole_ms",
         "determinate",
         "graph",
+        "is_known",
+        "is_settled",
         "known_ms",
         "rate",
         "served",
@@ -106,6 +108,8 @@ class Pairs:
         advanced = np.minimum(stage.rows, len(stage.blocked) + len(stage.terminals))
         self.served: Integers = np.repeat(advanced, len(roles.graph))
         self.settled: Flags = np.tile(self._packing.settled, len(stage.graphs))
+        self.is_settled = bool(self.settled.all())
+        self.is_known = bool(self.determinate.all())
 
     def _evaluated(self) -> list[tuple[First, Following]]:
         """Return both sides of the choice: for all first shapes together, or one by one.
@@ -166,6 +170,12 @@ class Pairs:
         return np.full(count, credit) if shares is None else credit * shares
 
     # Cohorts --------------------------------------------------------------------------------------
+
+    def settle(self, entry: int) -> None:
+        """Replace an entry's upper bound by the score of its best cohorts."""
+        best = self.best(entry)
+        self.rate[entry], self.served[entry] = -best.negative_rate, best.served
+        self.settled[entry] = True
 
     def best(self, entry: int) -> Candidate:
         """Return the entry's best cohorts as a candidate."""

@@ -18,7 +18,7 @@ from helios.scheduler.policy import (
     steps_of,
 )
 from helios.scheduler.state import State
-from helios.scheduler.utility import Estimates, View
+from helios.scheduler.utility import View
 from helios.scheduler.window import projected_view
 
 
@@ -28,9 +28,15 @@ def plan(state: State) -> ScheduledPlan | None:
     if window.is_closed(now_ns):
         return None
     standing = state.standing()
-    view = View(state.shapes, standing.durations_ms, state.policy, window.start_ns(now_ns))
-    if state.shapes.geometry.proposes:
-        view.estimates = Estimates(state.history.acceptance, state.history.forecasts)
+    view = View(
+        state.shapes,
+        standing.durations_ms,
+        state.policy,
+        window.start_ns(now_ns),
+        standing.durations,
+    )
+    view.known_interval = (standing.interval_ms,)
+    view.estimates, view.yields = state.estimates(), standing.yields
     if costs.has_intervals:
         view.cost_indices = standing.cost_indices
         view.prompt_costs = {

@@ -7,7 +7,6 @@ less recently used requests, smaller physical padding, and last the catalog's or
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ class Decision:
         """
         view = copy.copy(self.view)
         assert view.estimates is not None
-        view.estimates = view.estimates._replace(optimistic=True)
+        view.estimates, view.yields = view.estimates._replace(optimistic=True), None
         return generating_blocks(view, self.units, self.waiting)
 
     def ranked(self) -> list[Candidate]:
@@ -222,7 +221,7 @@ def _mixed_steps(candidate: Candidate, mode: DecodeMode) -> tuple[ScheduledStep,
     steps = [_staged_step(lane, GraphKind.MIXED) for lane in candidate.cohort]
     for index, step in enumerate(steps):
         role = MixedRole.PROMPT if index == candidate.prefill_row else MixedRole.GENERATE
-        steps[index] = dataclasses.replace(step, mixed=MixedLane(role, mode))
+        steps[index] = step._replace(mixed=MixedLane(role, mode))
     return tuple(steps)
 
 

@@ -71,12 +71,10 @@ def stale_attention_ns(
     first_ns = now_ns if dispatches.first_ns is None else dispatches.first_ns
     seeds_wait = now_ns - first_ns <= costs.ttl_ns
     attention = {}
-    for index in costs.stale_entries(now_ns):
+    for index in costs.stale_entries(now_ns, with_seeds=not seeds_wait):
         graph = costs.graph_of(index)
         observed, dispatched = costs.observed_ns(index), dispatches.last_ns[index]
         if graph == winner_graph or cost_indices[graph] != index:
-            continue
-        if observed is None and seeds_wait:
             continue
         attention[graph] = dispatched if observed is None else max(observed, dispatched)
     return attention

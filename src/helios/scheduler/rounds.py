@@ -7,6 +7,7 @@ the prefixes of three orderings, each priced by the causal allocation of its own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,21 +17,25 @@ from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
 from helios.scheduler.catalog import ProposalSource, RowAllocation
 from helios.scheduler.forecast import priced_survivals
 from helios.scheduler.geometry import Flags, Generating, Integers
-from helios.scheduler.streams import Floats, LaneTable, Streams, Yields, ranked
-from helios.scheduler.utility import Estimates
+from helios.scheduler.requests import Request
+from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked
+from helios.scheduler.utility import Estimates, Yields
 
 SLACK = 1e-9
 """Relative room for rounding when an upper bound is compared with a score."""
 
 
 def yields_of(
-    streams: Streams, programs: Generating, estimates: Estimates | None, alpha: float
+    requests: Sequence[Request], programs: Generating, estimates: Estimates | None
 ) -> list[Yields]:
-    """Return the expected yields of every variant of the generating programs."""
-    if estimates is None or programs.classes == 1 or not streams.requests:
-        count = len(streams.requests)
-        return [Yields(np.zeros((count, width - 1)), streams.limits) for width in programs.widths]
-    reader = _Reader(streams, estimates, alpha)
+    """Return the expected yields of every variant of the generating programs.
+
+    Gains are survivals as they are; selection raises them to its exponent.
+    """
+    if estimates is None or programs.classes == 1 or not requests:
+        limits = np.ones(len(requests), dtype=np.int64)
+        return [Yields(np.zeros((len(requests), width - 1)), limits) for width in programs.widths]
+    reader = _Reader(requests, estimates)
     found = []
     for index, (source, allocation) in enumerate(programs.variants):
         width = programs.widths[index]
@@ -42,46 +47,47 @@ def yields_of(
 
 
 def program_yields(
-    streams: Streams, graph_index: int, width: int, estimates: Estimates, alpha: float
+    requests: Sequence[Request], graph_index: int, width: int, estimates: Estimates
 ) -> Yields:
     """Return the exact yields of one device-allocated program."""
     graphs = np.array([graph_index], dtype=np.int64)
-    return _Reader(streams, estimates, alpha).device(graphs, width)
+    return _Reader(requests, estimates).device(graphs, width)
 
 
 class _Reader:
     """Reads the estimates of a decision's streams."""
 
-    __slots__ = ("_alpha", "_estimates", "_generated", "_rows", "_streams")
+    __slots__ = ("_estimates", "_generated", "_limits", "_requests", "_rows")
 
-    def __init__(self, streams: Streams, estimates: Estimates, alpha: float) -> None:
-        self._streams, self._estimates, self._alpha = streams, estimates, alpha
-        self._rows = _integers([request.row for request in streams.requests])
-        self._generated = _integers([request.output_count for request in streams.requests])
+    def __init__(self, requests: Sequence[Request], estimates: Estimates) -> None:
+        self._requests, self._estimates = requests, estimates
+        self._limits = lane_limits(requests)
+        self._rows = _integers([request.row for request in requests])
+        self._generated = _integers([request.output_count for request in requests])
 
     def host(self, source: ProposalSource, width: int) -> Yields:
-        limits = self._streams.limits
+        limits = self._limits
         if source is ProposalSource.COPY:
-            copies = _integers([1 + request.copies for request in self._streams.requests])
+            copies = _integers([1 + request.copies for request in self._requests])
             limits = np.minimum(limits, copies)
-        return Yields(self._raised(self._survivals(source), width), limits)
+        return Yields(self._survivals(source)[:, : width - 1], limits)
 
     def device(self, graphs: Integers, width: int) -> Yields:
         """Return yields that bound all `graphs`; exact when their forecasts agree.
 
         Programs have population priors of their own, which speak for rows without any forecast.
         """
-        forecasts = self._estimates.forecast.means_of_programs(self._rows, graphs.tolist())
-        first = forecasts[0]
-        is_exact = bool((forecasts == first).all())
+        forecast = self._estimates.forecast
+        means, is_exact = forecast.highest_means(self._rows)
+        if len(graphs) == 1:
+            means, is_exact = forecast.means(self._rows, int(graphs[0])), True
         if self._estimates.optimistic:
             priced = self._survivals(ProposalSource.LEARNED)
         else:
-            best = first if is_exact else forecasts.max(axis=0)
             acceptance = self._estimates.acceptance
-            priced = priced_survivals(acceptance, best, self._rows, self._generated)
-        order = first[:, : width - 1]
-        return Yields(self._raised(priced, width), self._streams.limits, order, is_exact)
+            priced = priced_survivals(acceptance, means, self._rows, self._generated)
+        order = means[:, : width - 1]
+        return Yields(priced[:, : width - 1], self._limits, order, is_exact)
 
     def _survivals(self, source: ProposalSource) -> Floats:
         index = COPY if source is ProposalSource.COPY else LEARNED
@@ -89,10 +95,6 @@ class _Reader:
         if self._estimates.optimistic:
             return acceptance.optimistic(self._rows, index, self._generated)
         return acceptance.survivals(self._rows, index)
-
-    def _raised(self, survivals: Floats, width: int) -> Floats:
-        gains = survivals[:, : width - 1]
-        return gains if self._alpha == 1.0 else gains**self._alpha
 
 
 def _integers(values: list[int]) -> Integers:
@@ -124,6 +126,24 @@ class Cohort(NamedTuple):
     """Sum of lane values and of the bonus of each lane; zero where nobody compares it."""
     is_prefix: bool = False
     """The most valuable lanes, in their order."""
+
+
+def largest_marginals(streams: Streams, table: LaneTable, first: int, widths: Integers) -> Floats:
+    """Return the sums of the 0, 1, ... largest marginals, [widths, marginals + 1].
+
+    A marginal is the priced gain of one more target row of one stream.
+    """
+    widest = int(widths.max())
+    tokens = table.tokens[first + 1 : first + widest] - table.tokens[first : first + widest - 1]
+    marginals = (tokens * streams.token).ravel()
+    order = np.argsort(-marginals)
+    falling, depths = marginals[order], order // max(len(streams.requests), 1) + 1
+    sums = np.zeros((len(widths), len(falling) + 1))
+    for row, width in enumerate(widths.tolist()):
+        shallow = falling if width == widest else falling[depths < width]
+        np.cumsum(shallow, out=sums[row, 1 : len(shallow) + 1])
+        sums[row, len(shallow) + 1 :] = sums[row, len(shallow)]
+    return sums
 
 
 class Frontier:

@@ -8,7 +8,7 @@ last the catalog's order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,100 +16,124 @@ from helios.scheduler.blocks import Block, Candidate, rank_key
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.geometry import Flags, Geometry, Integers
 from helios.scheduler.rounds import SLACK
-from helios.scheduler.streams import Floats
+
+Entry = tuple[int, int]
+"""A block and an entry of it."""
+
+Key = tuple[float, float, int]
+"""The leading rank among equally known candidates: minus rate, known ms, minus served."""
 
 
 class Selection:
-    """The entries of all blocks in one numbering, with what is known of each so far."""
+    """The blocks of one decision, with the candidates that were made on the way."""
 
-    __slots__ = (
-        "_blocks",
-        "_determinate",
-        "_entry",
-        "_found",
-        "_geometry",
-        "_known_ms",
-        "_place",
-        "_rate",
-        "_served",
-        "_settled",
-    )
+    __slots__ = ("_blocks", "_found", "_geometry", "_replaced")
 
     def __init__(self, blocks: Sequence[Block], geometry: Geometry) -> None:
-        """Number the entries of at least one block."""
         self._geometry = geometry
         self._blocks = blocks
-        sizes = [len(block.rate) for block in blocks]
-        self._place: Integers = np.repeat(np.arange(len(blocks)), sizes)
-        self._entry: Integers = np.concatenate([np.arange(size) for size in sizes])
-        self._rate: Floats = np.concatenate([block.rate for block in blocks])
-        self._known_ms: Floats = np.concatenate([block.known_ms for block in blocks])
-        self._served: Integers = np.concatenate([block.served for block in blocks])
-        self._settled: Flags = np.concatenate([block.settled for block in blocks])
-        self._determinate: Flags = np.concatenate([block.determinate for block in blocks])
-        self._found: dict[int, Candidate] = {}
+        self._found: dict[Entry, Candidate] = {}
+        self._replaced: dict[Entry, Candidate | None] = {}
+        """What stands for a redundant best candidate, None where nothing does."""
 
     def winner(self) -> Candidate | None:
         """Return the first candidate by rank that no smaller shape makes redundant."""
         while True:
             leaders = self._leaders()
-            if leaders is None:
+            if not leaders:
                 return None
-            number = leaders[0]
+            leader = leaders[0]
             if len(leaders) > 1:
-                number = min(leaders, key=lambda each: rank_key(self._candidate(each)))
-            best = self._candidate(number)
+                leader = min(leaders, key=lambda each: rank_key(self._candidate(each)))
+            best = self._candidate(leader)
             if not is_dominated(self._geometry, best):
                 return best
-            self._replace(number)
+            self._replace(leader)
 
-    def _leaders(self) -> list[int] | None:
-        """Return the entries that tie for the best leading rank, all settled; None without any."""
-        alive = self._rate > -np.inf
-        while alive.any():
-            pool = alive & ~self._determinate
-            pool = pool if pool.any() else alive
-            rate = np.where(pool, self._rate, -np.inf)
-            top = rate[self._settled].max(initial=-np.inf)
-            # A bound below the best exact score by more than rounding cannot win or tie.
-            open_ = ~self._settled & pool & (rate >= top - SLACK * max(abs(top), 1e-300))
-            if open_.any():
-                self._settle(int(np.where(open_, rate, -np.inf).argmax()))
-                continue
-            tied = np.flatnonzero(rate == top)
-            if len(tied) > 1:
-                known = self._known_ms[tied]
-                tied = tied[known == known.min()]
-                served = self._served[tied]
-                tied = tied[served == served.max()]
-            return [int(number) for number in tied]
-        return None
+    def _leaders(self) -> list[Entry]:
+        """Return the entries that tie for the best leading rank, all of them settled."""
+        for is_unknown in (True, False):
+            best: Key | None = None
+            leaders: list[Entry] = []
+            for number, block in enumerate(self._blocks):
+                if not len(block.rate) or (is_unknown and block.is_known):
+                    continue
+                pool = None if block.is_known else block.determinate != is_unknown
+                floor = -np.inf if best is None else -best[0]
+                for key, entries in self._fronts(number, pool, floor):
+                    if best is None or key < best:
+                        best, leaders = key, []
+                    if key == best:
+                        leaders += entries
+            if leaders:
+                return leaders
+        return []
 
-    def _settle(self, number: int) -> None:
-        """Replace an upper bound by the entry's best cohort."""
-        self._put(number, self._blocks[self._place[number]].best(int(self._entry[number])))
+    def _fronts(
+        self, number: int, pool: Flags | None, floor: float
+    ) -> Iterator[tuple[Key, list[Entry]]]:
+        """Yield the leading rank and the entries of a block, and those of each replacement."""
+        block = self._blocks[number]
+        replaced = [entry for owner, entry in self._replaced if owner == number]
+        if replaced:
+            pool = np.ones(len(block.rate), dtype=bool) if pool is None else pool.copy()
+            for entry in [entry for entry in replaced if pool[entry]]:
+                pool[entry] = False
+                stand_in = self._replaced[number, entry]
+                if stand_in is not None:
+                    _, negative_rate, known_ms, negative_served = stand_in[:4]
+                    yield (negative_rate, known_ms, negative_served), [(number, entry)]
+        front = _front(block, pool, floor)
+        if front is not None:
+            yield front[0], [(number, entry) for entry in front[1]]
 
-    def _replace(self, number: int) -> None:
-        """Replace a redundant candidate by the entry's next best, or drop the entry."""
-        rivals = self._blocks[self._place[number]].rivals(int(self._entry[number]))
+    def _replace(self, leader: Entry) -> None:
+        """Replace a redundant candidate by the entry's next best, or drop the entry.
+
+        The block itself keeps it: probes are exempt from dominance.
+        """
+        rivals = self._blocks[leader[0]].rivals(leader[1])
         left = [rival for rival in rivals if not is_dominated(self._geometry, rival)]
-        if left:
-            self._put(number, min(left, key=rank_key))
-        else:
-            self._rate[number] = -np.inf
+        best = min(left, key=rank_key, default=None)
+        self._replaced[leader] = best
+        if best is not None:
+            self._found[leader] = best
 
-    def _put(self, number: int, candidate: Candidate) -> None:
-        self._found[number] = candidate
-        self._rate[number] = -candidate.negative_rate
-        self._served[number] = candidate.served
-        self._settled[number] = True
-
-    def _candidate(self, number: int) -> Candidate:
-        candidate = self._found.get(number)
+    def _candidate(self, leader: Entry) -> Candidate:
+        candidate = self._found.get(leader)
         if candidate is None:
-            candidate = self._blocks[self._place[number]].best(int(self._entry[number]))
-            self._found[number] = candidate
+            candidate = self._found[leader] = self._blocks[leader[0]].best(leader[1])
         return candidate
+
+
+def _front(block: Block, pool: Flags | None, floor: float) -> tuple[Key, list[int]] | None:
+    """Return the leading rank of a block's best entries in `pool`, and those entries.
+
+    Upper bounds at or above `floor` and the best exact score are settled first; None when nothing
+    is left. A bound below either by more than rounding can neither win nor tie.
+    """
+    while True:
+        rate = block.rate if pool is None else np.where(pool, block.rate, -np.inf)
+        first = int(rate.argmax())
+        top = float(rate[first])
+        if not top > -np.inf or top < floor - SLACK * abs(floor):
+            return None
+        if not block.settled[first]:
+            block.settle(first)
+            continue
+        if not block.is_settled:
+            bounds = np.where(block.settled, -np.inf, rate)
+            other = int(bounds.argmax())
+            if bounds[other] >= top - SLACK * abs(top):
+                block.settle(other)
+                continue
+        tied = np.flatnonzero(rate == top).tolist()
+        if len(tied) > 1:
+            keys = [(float(block.known_ms[i]), -int(block.served[i])) for i in tied]
+            least = min(keys)
+            tied = [i for i, key in zip(tied, keys, strict=True) if key == least]
+        known_ms, served = float(block.known_ms[tied[0]]), int(block.served[tied[0]])
+        return (-top, known_ms, -served), tied
 
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:

@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from helios.scheduler.acceptance import AcceptanceTable
+import numpy as np
+
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cost import CostTable
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
+from helios.scheduler.rounds import yields_of
 from helios.scheduler.service import arrival_price
 from helios.scheduler.tenants import Account
 from helios.scheduler.utility import (
+    Estimates,
     Shapes,
+    Yields,
     decode_interval_ms,
     decode_token_interval_ms,
+    fastest_mixed,
     prompt_machine_rate,
 )
 
@@ -49,10 +54,15 @@ class Standing:
     """
 
     __slots__ = (
+        "_estimates",
+        "_shapes",
+        "_token_interval",
+        "_yields",
         "batched",
         "blocked",
         "cost_indices",
         "decoders",
+        "durations",
         "durations_ms",
         "initializing",
         "interval_ms",
@@ -61,7 +71,6 @@ class Standing:
         "streams",
         "tenancies",
         "terminals",
-        "token_interval_ms",
     )
 
     def __init__(
@@ -71,7 +80,7 @@ class Standing:
         resident: Sequence[Request],
         *,
         has_tenants: bool = False,
-        acceptance: AcceptanceTable | None = None,
+        estimates: Estimates | None = None,
     ) -> None:
         self.decoders: list[Request] = []
         self.blocked: list[Request] = []
@@ -98,20 +107,24 @@ class Standing:
                 self.terminals.append(request)
         means = self._mean_cached_tokens() if costs.has_intervals else ()
         self.cost_indices, self.durations_ms = costs.entries_at(means)
+        self.durations = np.array(self.durations_ms) if means else costs.durations
+        """`durations_ms` as an array, to be read before the next completion only."""
         self.streams = [*self.decoders, *self.blocked] if self.blocked else self.decoders
         """Everyone with a delivery coordinate, the ready ones first."""
         self.batched = len(self.decoders) + sum([len(r.stages) == 1 for r in self.blocked])
         """K: the streams that a batch can deliver within two graphs."""
-        self.interval_ms = decode_interval_ms(shapes, self.durations_ms, self.batched)
+        self.interval_ms = decode_interval_ms(shapes, self.durations, self.batched)
         """Reference interval of the decode family; its inverse is the delivery reference rate."""
-        self.token_interval_ms = self.interval_ms
-        """The inverse of a decoder's reference token rate; the same where nothing proposes."""
-        if acceptance is not None:
-            self.token_interval_ms = decode_token_interval_ms(
-                shapes, self.durations_ms, self.streams, self.batched, acceptance
-            )
+        self._shapes, self._estimates = shapes, estimates
+        self._token_interval: tuple[float | None] | None = None
+        self._yields: list[Yields] | None = None
+        mixed = []
+        if self.prefilling or self.initializing:
+            mixed = fastest_mixed(shapes, self.durations)
         self.machine_rates = {
-            request: prompt_machine_rate(shapes, self.prompt_entries(costs, request)[1], request)
+            request: prompt_machine_rate(
+                shapes, self.prompt_entries(costs, request)[1], request, mixed
+            )
             for group in (self.initializing, self.prefilling)
             for request in group
         }
@@ -248,6 +261,34 @@ class Standing:
             total = sum(rates)
             found.append(Pool(account, (*decoders, *prompts), total if total > 0.0 else None))
         return tuple(found)
+
+    @property
+    def yields(self) -> list[Yields]:
+        """What rounds of every variant are expected to commit, in the order of the decoders."""
+        if self._yields is None:
+            programs = self._shapes.geometry.generating
+            self._yields = yields_of(self.decoders, programs, self._estimates)
+        return self._yields
+
+    @property
+    def token_interval_ms(self) -> float | None:
+        """The inverse of a decoder's reference token rate; `interval_ms` where nothing proposes.
+
+        It is computed when a frame or a newcomer asks for it, once.
+        """
+        if self._estimates is None:
+            return self.interval_ms
+        if self._token_interval is None:
+            self._token_interval = (
+                decode_token_interval_ms(
+                    self._shapes,
+                    self.durations,
+                    self.streams,
+                    self.batched,
+                    self._estimates.acceptance,
+                ),
+            )
+        return self._token_interval[0]
 
     def _token_rate(self) -> float | None:
         return None if self.token_interval_ms is None else 1.0 / self.token_interval_ms

@@ -21,7 +21,7 @@ from helios.scheduler.resources import ResourcePool
 from helios.scheduler.speculation import SpeculationHistory
 from helios.scheduler.standing import Standing
 from helios.scheduler.units import Fence
-from helios.scheduler.utility import Shapes
+from helios.scheduler.utility import Estimates, Shapes
 from helios.scheduler.window import Window
 
 PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)
@@ -116,18 +116,23 @@ class State:
         """The standing of one state version, derived."""
         self.executions = dict.fromkeys(SelectionReason, ExecutionCount(0, 0))
 
+    def estimates(self) -> Estimates | None:
+        """Return what prices proposals; None in a mode without any."""
+        if not self.shapes.geometry.proposes:
+            return None
+        return Estimates(self.history.acceptance, self.history.forecasts)
+
     def standing(self) -> Standing:
         """Return the standing of this state version, computed at most once."""
         version, standing = self.memo
         if standing is None or version != self.version:
             table = self.table
-            proposes = self.shapes.geometry.proposes
             standing = Standing(
                 self.shapes,
                 self.costs,
                 table.resident,
                 has_tenants=table.waiting.has_tenants,
-                acceptance=self.history.acceptance if proposes else None,
+                estimates=self.estimates(),
             )
             self.memo = (self.version, standing)
         return standing

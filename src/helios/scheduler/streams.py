@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from helios.scheduler.geometry import Integers
 from helios.scheduler.requests import Request
-from helios.scheduler.utility import Units, View
+from helios.scheduler.utility import Units, View, Yields
 
 Floats = npt.NDArray[np.float64]
 _Number = TypeVar("_Number", np.float64, np.int64)
@@ -28,25 +28,14 @@ class Streams(NamedTuple):
     delivery: Floats
     age: Floats
     """Age credit at the graph's start."""
-    limits: Integers
-    """Most target rows of a round, the pending token included; at least 1."""
     used: Integers
     """Commit number of the last frame that held each."""
+    arrival: Integers
+    """Place of each in the order of admission."""
+    place: Integers
+    """Place of each in the view."""
     shares: Floats | None = None
     """What multiplies each stream's delivery and age coefficients; None where all are one."""
-
-
-class Yields(NamedTuple):
-    """What rounds of one variant are expected to commit beyond the pending token."""
-
-    gains: Floats
-    """Expected tokens of each further target row [n, width - 1], nonincreasing."""
-    limits: Integers
-    """Most target rows of each lane [n]."""
-    order: Floats | None = None
-    """Joint prefix probabilities by which the device allocates; None where the host does."""
-    is_exact: bool = True
-    """False where `gains` are an upper bound over several programs, each with its own."""
 
 
 class LaneTable(NamedTuple):
@@ -73,15 +62,9 @@ def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
 
     A lane never exceeds its limit, so wider classes repeat its longest length.
     """
-    tokens, lengths = [], []
-    for variant in yields:
-        width = variant.gains.shape[1] + 1
-        ceilings = np.minimum(np.arange(1, width + 1)[:, None], variant.limits)
-        lengths.append(ceilings)
-        reach = np.ones((width, len(streams.requests)))
-        reach[1:] = np.where(ceilings[1:] > ceilings[:-1], variant.gains.T, 0.0)
-        tokens.append(np.cumsum(reach, axis=0))
-    all_tokens, all_lengths = np.concatenate(tokens), np.concatenate(lengths)
+    if len(yields) == 1 and not yields[0].gains.shape[1]:
+        return _plain_table(streams)
+    all_tokens, all_lengths = expected_tokens(yields)
     values = all_tokens * streams.token + streams.delivery + streams.age
     order = ranked(values, all_lengths, streams.used)
     return LaneTable(
@@ -93,6 +76,30 @@ def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
         running_sums(np.take_along_axis(all_lengths, order, axis=1)),
         running_sums(np.sort(all_lengths, axis=1)),
     )
+
+
+def expected_tokens(yields: Sequence[Yields]) -> tuple[Floats, Integers]:
+    """Return the expected tokens and the target rows of every lane in every class [classes, n]."""
+    tokens, lengths = [], []
+    for variant in yields:
+        width = variant.gains.shape[1] + 1
+        ceilings = np.minimum(np.arange(1, width + 1)[:, None], variant.limits)
+        lengths.append(ceilings)
+        reach = np.ones((width, len(variant.limits)))
+        reach[1:] = np.where(ceilings[1:] > ceilings[:-1], variant.gains.T, 0.0)
+        tokens.append(np.cumsum(reach, axis=0))
+    return np.concatenate(tokens), np.concatenate(lengths)
+
+
+def _plain_table(streams: Streams) -> LaneTable:
+    """Return the table of a catalog in which every lane has one row."""
+    count = len(streams.requests)
+    ones: Integers = np.ones((1, count), dtype=np.int64)
+    counts: Integers = np.arange(count + 1, dtype=np.int64)[None, :]
+    values = (streams.token + streams.delivery + streams.age)[None, :]
+    order = np.argsort(-values, axis=1, kind="stable")
+    sums = running_sums(values[:, order[0]])
+    return LaneTable(np.ones((1, count)), values, ones, order, sums, counts, counts)
 
 
 def ranked(values: Floats, lengths: Integers, used: Integers) -> Integers:
@@ -136,8 +143,9 @@ def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
             deliveries,
         ),
         age if shares is None else age * shares,
-        np.array([lane_limit(request) for request in requests], dtype=np.int64),
         used[place],
+        arrival[place],
+        place,
         shares,
     )
 
@@ -155,11 +163,15 @@ def priced(units: Units, coefficient: float, weights: Floats, prices: Floats) ->
 
 
 def lane_limit(request: Request) -> int:
-    """Return the most target rows of one round that the request itself allows, at least 1.
+    """Return the most target rows of a round that the request itself allows, at least 1.
 
     The longest prompt plus output fits the context, so the output limit contains the context's.
     The pages that it can grow by are part of what allows it.
     """
-    limit = min(request.max_output - request.output_count - request.queued_tokens, request.reach)
-    width = request.spec.width_limit
-    return max(1, min(limit, width) if width else limit)
+    left = min(request.max_output - request.output_count - request.queued_tokens, request.reach)
+    return max(1, min(left, request.spec.width_limit or left))
+
+
+def lane_limits(requests: Sequence[Request]) -> Integers:
+    """Return the limit of every request, int64 [n]."""
+    return np.array([lane_limit(request) for request in requests], dtype=np.int64)

@@ -17,10 +17,12 @@ from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable
 from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
 from helios.scheduler.config import PolicyConfig, SpeculationConfig
 from helios.scheduler.forecast import ForecastTable
-from helios.scheduler.geometry import Geometry
+from helios.scheduler.geometry import Geometry, Integers
 from helios.scheduler.requests import Request
 from helios.scheduler.service import machine_rate, reference_interval_ms
 from helios.scheduler.stages import extent_of
+
+Floats = npt.NDArray[np.float64]
 
 Shape = tuple[int, int]
 """Graph index and capacity: request rows, or prompt tokens of a prefill kind."""
@@ -59,6 +61,26 @@ class Estimates(NamedTuple):
     """Read the bounded optimistic survivals; for acceptance learning alone."""
 
 
+class Yields(NamedTuple):
+    """What rounds of one variant are expected to commit beyond the pending token."""
+
+    gains: Floats
+    """Expected tokens of each further target row [n, width - 1], nonincreasing."""
+    limits: Integers
+    """Most target rows of each lane [n]."""
+    order: Floats | None = None
+    """Joint prefix probabilities by which the device allocates; None where the host does."""
+    is_exact: bool = True
+    """False where `gains` are an upper bound over several programs, each with its own."""
+
+    def placed(self, place: Integers, alpha: float) -> Yields:
+        """Return the same with the streams in another order and gains raised to `alpha`."""
+        gains = self.gains[place]
+        order = None if self.order is None else self.order[place]
+        raised = gains if alpha == 1.0 else gains**alpha
+        return Yields(raised, self.limits[place], order, self.is_exact)
+
+
 class View:
     """The requests as they will stand when the planned graph starts; selection reads only this."""
 
@@ -77,6 +99,7 @@ class View:
         "durations_ms",
         "estimates",
         "initializing",
+        "known_interval",
         "policy",
         "prefilling",
         "prompt_accounts",
@@ -88,20 +111,30 @@ class View:
         "terminal_ages_ms",
         "terminals",
         "token_prices",
+        "yields",
     )
 
     def __init__(
-        self, shapes: Shapes, durations_ms: list[float], policy: PolicyConfig, start_ns: int
+        self,
+        shapes: Shapes,
+        durations_ms: list[float],
+        policy: PolicyConfig,
+        start_ns: int,
+        durations: Floats | None = None,
     ) -> None:
         self.shapes = shapes
         self.durations_ms = durations_ms
         """By graph index; zero is indeterminate."""
-        self.durations: npt.NDArray[np.float64] = np.array(durations_ms)
-        """The same."""
+        self.durations: Floats = np.array(durations_ms) if durations is None else durations
+        """The same, to be read before the next completion only."""
+        self.known_interval: tuple[float | None] | None = None
+        """The decoders' reference interval, when whoever made the view has it already."""
         self.policy = policy
         self.start_ns = start_ns
         self.estimates: Estimates | None = None
         """What was learned about proposals; None where nothing speculates."""
+        self.yields: list[Yields] | None = None
+        """What rounds are expected to commit, when whoever made the view has it already."""
         self.decoders: list[Request] = []
         self.token_prices: list[float] = []
         """Of the decoders in their order; zero while no reference rate made it physical."""
@@ -135,6 +168,8 @@ class View:
     def decode_interval_ms(self) -> float | None:
         """Return the reference interval of the streams that a batch can deliver within two
         graphs; None if unmeasured."""
+        if self.known_interval is not None:
+            return self.known_interval[0]
         soon = sum(1 for request in self.blocked if len(request.stages) == 1)
         return decode_interval_ms(self.shapes, self.durations, len(self.decoders) + soon)
 
@@ -149,7 +184,9 @@ class View:
 
     def of_blocked(self, requests: Sequence[Request], *, beside_ready: bool = False) -> View:
         """Return a view whose decoders are blocked ones, beside the ready ones if asked."""
-        view = View(self.shapes, self.durations_ms, self.policy, self.start_ns)
+        view = View(
+            self.shapes, self.durations_ms, self.policy, self.start_ns, durations=self.durations
+        )
         view.estimates = self.estimates
         view.cost_indices, view.prompt_costs = self.cost_indices, self.prompt_costs
         if self.stream_shares is not None:
@@ -188,22 +225,22 @@ def prefill_kind(request: Request) -> GraphKind:
     return GraphKind.SCORED_PREFILL if request.spec.scored else GraphKind.PREFILL
 
 
-def decode_interval_ms(
-    shapes: Shapes, durations_ms: Sequence[float] | npt.NDArray[np.float64], streams: int
-) -> float | None:
+def decode_interval_ms(shapes: Shapes, durations_ms: Floats, streams: int) -> float | None:
     """Return sigma = min K*T/min(B, K) over the measured programs that serve decoders."""
     programs = shapes.geometry.generating
-    durations = np.asarray(durations_ms)[programs.graph]
-    measured = durations > 0.0
-    if not streams or not measured.any():
+    durations = durations_ms[programs.graph]
+    least = float(durations.min())
+    if not streams or (least <= 0.0 and not durations.any()):
         return None
-    spacing = durations[measured] / np.minimum(programs.batch[measured], streams)
+    spacing = durations / np.minimum(programs.batch, streams)
+    if least <= 0.0:
+        spacing = spacing[durations > 0.0]
     return streams * float(spacing.min())
 
 
 def decode_token_interval_ms(
     shapes: Shapes,
-    durations_ms: Sequence[float],
+    durations_ms: Floats | Sequence[float],
     decoders: Sequence[Request],
     streams: int,
     acceptance: AcceptanceTable,
@@ -244,24 +281,35 @@ def family_interval_ms(
     return reference_interval_ms(rows, rows, measured)
 
 
+def fastest_mixed(shapes: Shapes, durations: Floats) -> list[tuple[int, float]]:
+    """Return (prompt capacity, shortest measured duration) of the mixed programs."""
+    found = []
+    for capacity, graphs in shapes.geometry.mixed_by_capacity:
+        measured = durations[graphs]
+        measured = measured[measured > 0.0]
+        if len(measured):
+            found.append((capacity, float(measured.min())))
+    return found
+
+
 def prompt_machine_rate(
-    shapes: Shapes, durations_ms: Sequence[float], request: Request
+    shapes: Shapes,
+    durations_ms: Sequence[float],
+    request: Request,
+    mixed: Sequence[tuple[int, float]] = (),
 ) -> float | None:
-    """Return the rate at which the machine could consume the rest of a prompt; None unmeasured."""
+    """Return the rate at which the machine could consume the rest of a prompt; None unmeasured.
+
+    `mixed` are capacities and durations of mixed programs, which consume plain prompts only.
+    """
     kind = prefill_kind(request)
     measured = [
         (extent_of(request, capacity), durations_ms[index])
         for index, capacity in shapes.by_kind[kind]
     ]
-    rate = machine_rate(request.remaining_prompt, measured)
-    mixed = shapes.geometry.mixed
-    if rate is None and kind is GraphKind.PREFILL and len(mixed.graph):
-        # A mixed graph may be the only one that holds the image which comes next. Without a rate
-        # the prompt's price could not grow, and nothing would ever make it win.
-        pairs = zip(mixed.graph.tolist(), mixed.prompt.tolist(), strict=True)
-        found = [(extent_of(request, capacity), durations_ms[index]) for index, capacity in pairs]
-        rate = machine_rate(request.remaining_prompt, found)
-    return rate
+    if mixed and kind is GraphKind.PREFILL:
+        measured += [(extent_of(request, capacity), ms) for capacity, ms in mixed]
+    return machine_rate(request.remaining_prompt, measured)
 
 
 class Units(NamedTuple):
