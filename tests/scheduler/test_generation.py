@@ -50,6 +50,8 @@ FIXED = (
     "speculative-b4-d3-w3-p8",
     "speculative-b2-d2-w3-copy",
     "speculative-b4-d2-w3-p5-copy",
+    "speculative-b4-d2-w3-p7-device",
+    "speculative-b2-d1-w2",
     "mixed-b2-d2-w3-c64",
     "mixed-b4-d2-w3-c64",
     "mixed-b4-d2-w3-c128",
