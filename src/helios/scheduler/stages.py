@@ -167,9 +167,13 @@ def extent_of(request: Request, capacity: int) -> int:
     Zero only where the next thing is an image longer than the capacity.
     """
     window = request.window
-    capacity = min(capacity, request.reach)
+    reach = request.reach
+    if reach < capacity:
+        capacity = reach
     if window is None and not request.stops:
-        return min(capacity, request.remaining_prompt)
+        # Every prompt is asked for every capacity, so this path has no calls.
+        left = request.prompt_tokens - request.prompt_done
+        return left if left < capacity else capacity
     images, end = request.spec.images, request.prompt_tokens
     if window is not None and window.end < len(images):
         end = images[window.end].start
