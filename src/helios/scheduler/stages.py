@@ -168,8 +168,7 @@ def extent_of(request: Request, capacity: int) -> int:
     """
     window = request.window
     reach = request.reach
-    if reach < capacity:
-        capacity = reach
+    capacity = reach if reach < capacity else capacity
     if window is None and not request.stops:
         # Every prompt is asked for every capacity, so this path has no calls.
         left = request.prompt_tokens - request.prompt_done
