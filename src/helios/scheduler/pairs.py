@@ -277,10 +277,18 @@ class Pairs:
         served = [self._scene.streams.requests[member] for member in members]
         if prompt is not None and self._roles.enabled[role]:
             served.append(prompt.request)
-        lanes = [setup_lane(request) for request in served] + list(stage.terminals[:retired])
+        lanes = [setup_lane(request) for request in served]
+        side, _, place = self._part(first)
+        gain = float(side.terminal_gain[place, role])
+        worth = [lane for lane in stage.terminals[:retired] if gain > 0.0 or lane.negative_value]
+        lanes += worth
         chosen = dict.fromkeys(served)
-        others = [request for request in stage.blocked if request not in chosen]
-        lanes += [setup_lane(request) for request in others[: int(stage.rows[first]) - len(lanes)]]
+        others = [setup_lane(request) for request in stage.blocked if request not in chosen]
+        if retired and not worth:
+            # Retirement that is worth nothing only fills the graph, like anyone else in line.
+            others += stage.terminals
+            others.sort(key=lambda lane: (lane.last_used, lane.arrival))
+        lanes += others[: int(stage.rows[first]) - len(lanes)]
         lanes.sort(key=lambda lane: lane.arrival)
         return lanes
 
