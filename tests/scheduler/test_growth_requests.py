@@ -180,6 +180,54 @@ def test_one_that_cannot_grow_does_not_stop_the_others() -> None:
     run_and_check(world)
 
 
+ROUNDS = modelled(
+    {
+        "initialize-b4": 0.3,
+        "prefill-c32": 9.0,
+        "speculative-b4-d0-w1": 3.5,
+        "speculative-b4-d3-w4": 4.0,
+        "mixed-b4-d3-w4-c64": 12.0,
+        "terminal-b4": 0.3,
+    }
+)
+
+
+@pytest.mark.parametrize("pages", [60, 73, 90, 130])
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+        SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=4),
+    ],
+)
+def test_rounds_and_chunks_never_want_more_pages_than_there_are(
+    pages: int, speculation: SpeculationConfig
+) -> None:
+    """Long lanes and prompt chunks are shortened to what the budget gives their rows (6.2)."""
+    world = World(
+        ROUNDS,
+        rows=4,
+        pages=pages,
+        page_size=1,
+        speculation=speculation,
+        seeded=tuple(ROUNDS.duration_ns),
+        more={"page_growth": True},
+    )
+    for index, prompt in enumerate((3, 50, 7, 40)):
+        world.admit(f"{index}", prompt, 9, acceptance=Always(3))
+    shortened = 0
+    while world.submit() or world.queue:
+        for step in world.queue[-1].plan.steps:
+            written = max(step.prompt_tokens, step.output_ceiling)
+            assert step.position + written <= len(step.pages) or not written
+        requests = world.scheduler._state.table.resident
+        shortened += sum(0 < request.reach < 4 for request in requests)
+        world.finish_frame()
+    assert shortened
+    assert_everything_is_back(world)
+    assert all(len(stream.tokens) == 9 for stream in world.streams.values())
+
+
 def test_what_could_never_fit_is_refused_with_both_numbers() -> None:
     """Growth admits what fits alone, and nothing else (1.3)."""
     world = growing(pages=6)

@@ -18,6 +18,7 @@ from helios.scheduler.utility import (
     decode_lanes,
     prefill_weight,
     prompt_lane,
+    prompts_of,
     units_of,
 )
 from tests.scheduler.loop import small_catalog
@@ -106,6 +107,18 @@ def test_huge_values_stay_finite_and_keep_their_order(
     lanes = decision.candidates[0].lanes
     assert [lane.arrival for lane in lanes] == [0, 1, 2]
     assert lanes[0].service == pytest.approx(2 * lanes[1].service, rel=1e-9)
+
+
+def test_the_weight_of_a_phase_does_not_make_a_weight_infinite() -> None:
+    """Two finite numbers of a policy and a request keep a finite scale and finite values."""
+    view = view_of([2.0], policy=PolicyConfig(prefill_balance=1e300), weight=1e300)
+    spec = RequestSpec(prompt_tokens=8, max_output_tokens=8)
+    prompt = Request(RequestHandle(1, 0), spec, 1, 0)
+    view.prefilling, view.prompt_prices = [prompt], {prompt: 1e120}
+    units = units_of(view)
+    assert math.isfinite(units.log_scale)
+    (priced,) = prompts_of(view, units, [prompt])
+    assert 0.0 < priced.token_value < math.inf
 
 
 def test_zero_coefficients_never_meet_infinity() -> None:

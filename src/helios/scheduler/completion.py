@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from helios.scheduler.catalog import RowAllocation
+from helios.scheduler.checks import LARGEST_INTEGER
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
@@ -27,8 +28,11 @@ def check_timing(timing: ExecutionTiming) -> None:
         ("readiness_ns", timing.readiness_ns),
         *(("device_ns", value) for value in timing.device_ns),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise CompletionError(f"timing.{name} must be a nonnegative integer, not {value!r}")
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not 0 <= value <= LARGEST_INTEGER:
+            # The number may be too long to print.
+            shown = "one above 2**62" if is_integer and value > 0 else repr(value)
+            raise CompletionError(f"timing.{name} must be a nonnegative integer, not {shown}")
 
 
 def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:

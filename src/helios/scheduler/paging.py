@@ -224,9 +224,13 @@ def _preempt_one(state: State, running: Sequence[Request]) -> None:
 
 def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, float]:
     """Return what each request is worth per ms at its own reference rate; absent: unmeasured."""
+    budget = [request.reach for request in running]
     for request in running:
+        # Whoever cannot grow is worth what it was: the budget must not keep it out here.
         request.reach = UNLIMITED
     standing = Standing(state.shapes, state.costs, running)
+    for request, reach in zip(running, budget, strict=True):
+        request.reach = reach
     policy = state.policy
     rates: dict[Request, float] = {}
     interval_ms = standing.interval_ms
@@ -246,7 +250,8 @@ def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, floa
 
 
 def _priced(coefficient: float, request: Request) -> float:
-    return coefficient * request.weight * (request.account.token_price or 0.0)
+    price = request.account.token_price
+    return coefficient * request.weight * price if price else 0.0
 
 
 def begin_retirement(state: State, request: Request) -> None:

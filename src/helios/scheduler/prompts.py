@@ -20,10 +20,11 @@ from helios.scheduler.utility import Lane, Prompt
 def prompt_extents(requests: Sequence[Request], capacities: Sequence[int] | Integers) -> Integers:
     """Return the prompt tokens that each capacity would consume now, int64 [requests, capacities].
 
-    Zero where the next thing is an image longer than the capacity.
+    Zero where the next thing is an image longer than the capacity, or than its pages reach.
     """
-    remaining = np.array([request.remaining_prompt for request in requests], dtype=np.int64)
-    extents: Integers = np.minimum(remaining[:, None], np.asarray(capacities, dtype=np.int64))
+    reach = [min(request.remaining_prompt, request.reach) for request in requests]
+    limits = np.array(reach, dtype=np.int64)[:, None]
+    extents: Integers = np.minimum(limits, np.asarray(capacities, dtype=np.int64))
     for row, request in enumerate(requests):
         if request.window is not None or request.stops:
             extents[row] = [extent_of(request, int(capacity)) for capacity in capacities]

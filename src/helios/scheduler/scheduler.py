@@ -13,10 +13,11 @@ from helios.scheduler import exploration, planning, seating, settlement, submiss
 from helios.scheduler.capture import note_demand, offer_terminal, terminal_tokens
 from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
 from helios.scheduler.checkpoints import CheckpointStats
-from helios.scheduler.checks import check_type
+from helios.scheduler.checks import check_integer, check_type
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     FenceError,
+    InvalidPolicyError,
     InvalidRequestError,
     PhaseError,
     QueueFullError,
@@ -85,6 +86,7 @@ class Scheduler:
 
     def configure_policy(self, policy: PolicyConfig) -> None:
         """Replace the preferences. Raises PhaseError once a request has been admitted."""
+        check_type(InvalidPolicyError, "policy", policy, PolicyConfig, "a PolicyConfig")
         self._check_unused("configure_policy")
         self._state.policy = policy
         self._state.costs.ttl_ns = policy.estimate_ttl_ns
@@ -201,8 +203,12 @@ class Scheduler:
     # Time and planning ----------------------------------------------------------------------------
 
     def advance_to(self, now_ns: int) -> None:
-        """Move the scheduler's time forward. Raises TimeError when it would run backwards."""
+        """Move the scheduler's time forward.
+
+        Raises TimeError when it would run backwards, or for what is no time in ns below 2**62.
+        """
         past_ns = self._state.now_ns
+        check_integer(TimeError, "now_ns", now_ns, least=0)
         if now_ns < past_ns:
             raise TimeError(f"time is at {past_ns} ns, it cannot go back to {now_ns} ns")
         if now_ns > past_ns:

@@ -86,10 +86,8 @@ class State:
             if graph.kind in PROMPT_KINDS
         )
         """Most prompt tokens that one frame consumes."""
-        self.widest_lane = max(
-            graph.token_capacity for graph in catalog.graphs if graph.kind in GENERATING_KINDS
-        )
-        """Most target rows of one lane."""
+        self.widest_lane = int(self.shapes.geometry.generating.width.max())
+        """Most target rows of one lane in this decode mode."""
         self.growth_pages = 0
         """Pages that residents need for their next step; newcomers leave them alone."""
         self.preemptions = 0

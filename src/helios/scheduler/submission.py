@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from helios.scheduler import exploration
+from helios.scheduler.checks import check_integer
 from helios.scheduler.errors import FenceError, StalePlanError
 from helios.scheduler.paging import check_pages, redraw, take_pages
 from helios.scheduler.plan import ScheduledPlan, ScheduledStep
@@ -15,6 +16,7 @@ from helios.scheduler.window import Frame
 
 def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     """Submit a plan under a new fence; see `Scheduler.commit`."""
+    check_integer(FenceError, "fence", fence, least=0)
     if state.last_fence is not None and fence <= state.last_fence:
         raise FenceError(f"fence {fence} is not above {state.last_fence}")
     requests = [_checked_lane(state, plan, step) for step in plan.steps]

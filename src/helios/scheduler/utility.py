@@ -7,6 +7,7 @@ on the graph's duration is the same for every lane of the family, so lanes are r
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -364,7 +365,7 @@ def _log_scale(view: View) -> tuple[float, bool]:
     for group in (view.decoders, view.blocked, view.prefilling, view.initializing):
         for request in group:
             weight = max(weight, request.weight)
-    weight *= prefill_weight(view)
+    weight = phase_weighted(weight, prefill_weight(view))
     token = max(
         max(view.token_prices, default=0.0),
         max(view.blocked_token_prices, default=0.0),
@@ -495,12 +496,17 @@ def prefill_weight(view: View) -> float:
     return max(1.0, view.policy.prefill_balance * decoders / prompts)
 
 
+def phase_weighted(weight: float, phase_weight: float) -> float:
+    """Return a request's weight times that of its phase; absurd ones do not become infinite."""
+    return min(weight * phase_weight, sys.float_info.max)
+
+
 def prompts_of(view: View, units: Units, requests: list[Request]) -> list[Prompt]:
     """Price the prompts of `requests`; a finishing prompt earns no delivery."""
     prompts = []
     phase_weight = prefill_weight(view)
     for request in requests:
-        weight = request.weight * phase_weight
+        weight = phase_weighted(request.weight, phase_weight)
         token = units.priced(units.token_fairness, weight, view.prompt_prices[request])
         output = units.output_token + token if request.max_output else 0.0
         prompts.append(
