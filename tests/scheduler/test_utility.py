@@ -121,6 +121,13 @@ def test_the_weight_of_a_phase_does_not_make_a_weight_infinite() -> None:
     assert 0.0 < priced.token_value < math.inf
 
 
+def test_a_weight_that_has_vanished_is_worth_nothing() -> None:
+    """The least float, halved among two streams of a tenant, is zero; a huge price stands by."""
+    units = units_of(view_of([1e120], policy=PolicyConfig(token_fairness=1e300)))
+    assert not units.is_plain
+    assert units.priced(16.0, 5e-324 / 2, 1e120) == 0.0
+
+
 def test_zero_coefficients_never_meet_infinity() -> None:
     """0 * inf is not a number; a preference that is off contributes exactly nothing."""
     policy = PolicyConfig(token_fairness=0.0, delivery_fairness=1e308)

@@ -331,7 +331,8 @@ class Units(NamedTuple):
         """Return scale * coefficient * weight * price; the coefficients given are unscaled."""
         if self.is_plain:
             return coefficient * weight * price
-        if coefficient <= 0.0 or price <= 0.0:
+        if min(coefficient, weight, price) <= 0.0:
+            # The smallest weight, divided among the streams of a tenant, is no number any more.
             return 0.0
         log = math.log(coefficient) + math.log(weight) + math.log(price) + self.log_scale
         return math.exp(log) if log > -700.0 else 0.0
