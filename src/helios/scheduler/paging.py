@@ -224,13 +224,9 @@ def _preempt_one(state: State, running: Sequence[Request]) -> None:
 
 def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, float]:
     """Return what each request is worth per ms at its own reference rate; absent: unmeasured."""
-    budget = [request.reach for request in running]
     for request in running:
-        # Whoever cannot grow is worth what it was: the budget must not keep it out here.
         request.reach = UNLIMITED
     standing = Standing(state.shapes, state.costs, running)
-    for request, reach in zip(running, budget, strict=True):
-        request.reach = reach
     policy = state.policy
     rates: dict[Request, float] = {}
     interval_ms = standing.interval_ms
