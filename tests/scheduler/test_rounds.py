@@ -14,7 +14,10 @@ from helios.scheduler.blocks import Candidate
 from helios.scheduler.policy import Decision, is_queueable, steps_of
 from tests.scheduler.oracles.generation import World, ceiling_of
 from tests.scheduler.test_generation import CATALOGS, MODES, SURVIVALS, random_world, view_of
-from tests.support.catalogs import descriptor
+from tests.support.catalogs import descriptor, modelled
+from tests.support.device import Always
+from tests.support.world import World as DeviceWorld
+from tests.support.world import measure_directly
 
 
 def worlds(mode: str, seed: int, count: int = 40) -> Iterator[tuple[World, Decision]]:
@@ -229,3 +232,24 @@ def test_high_acceptance_goes_wide_and_low_acceptance_goes_narrow() -> None:
         chosen = Decision(view_of(dataclasses.replace(world, policy=policy), catalog)).winner
         assert chosen is not None
         assert catalog.graphs[chosen.graph_index].token_capacity == width
+
+
+def test_a_queued_lane_advances_by_no_more_than_all_target_rows() -> None:
+    """Ceiling four, P two: the frame behind it starts at most two further (runtime 2)."""
+    model = modelled(
+        {
+            "initialize-b1": 0.25,
+            "prefill-c64": 4.0,
+            "terminal-b1": 0.25,
+            "speculative-b1-d3-w4-p2-device": 3.0,
+        }
+    )
+    world = DeviceWorld(model, speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE))
+    measure_directly(world)
+    world.admit("a", 10, 6, acceptance=Always(3))
+    world.run(2)
+    first, second = (flight.plan.steps[0] for flight in world.submit())
+    assert (first.position, first.output_ceiling) == (10, 4)
+    assert (second.position, second.output_ceiling) == (12, 3)
+    world.run_until_idle()
+    assert len(world.streams["a"].tokens) == 6

@@ -99,10 +99,10 @@ def apply_records(
 ) -> Outcome:
     """Advance every lane of a checked frame; ended and cancelled lanes only leave the frame."""
     outcome = Outcome([], {}, {})
-    kind = frame.plan.graph.kind
+    kind, rows = frame.plan.graph.kind, frame.plan.graph.rows
     for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True):
         request.queued -= 1
-        request.queued_tokens -= step.output_ceiling
+        request.queued_tokens -= min(step.output_ceiling, rows)
         request.epoch = epoch
         if request.phase > Phase.DECODE:
             request.end_token_seen |= record.terminated

@@ -154,7 +154,7 @@ def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:
     dropped = []
     for step, request in zip(frame.plan.steps, frame.requests, strict=True):
         request.queued -= 1
-        request.queued_tokens -= step.output_ceiling
+        request.queued_tokens -= min(step.output_ceiling, frame.plan.graph.rows)
         if request.phase is not Phase.DRAINING:
             dropped.append(request.handle)
             request.is_leaving = False

@@ -35,9 +35,11 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     state.last_fence = fence
     state.commits += 1
     exploration.on_commit(state, plan)
+    rows = plan.graph.rows
     for step, request in zip(plan.steps, requests, strict=True):
         request.queued += 1
-        request.queued_tokens += step.output_ceiling
+        # A ceiling of a device may exceed all the target rows that there are.
+        request.queued_tokens += min(step.output_ceiling, rows)
         request.last_used = state.commits
         request.epoch = state.version
     state.window.frames.append(
