@@ -73,6 +73,7 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
             # A stop string is recognised on the host, so no frame may run ahead of it.
             needs_feedback=stops is not None,
             weight=request.weight,
+            tenant=request.tenant,
         )
     except InvalidRequestError as error:
         raise InadmissibleError("weight", str(error)) from error

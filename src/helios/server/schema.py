@@ -219,7 +219,7 @@ class SamplingFields(StrictModel):
         None,
         max_length=MAX_TENANT_LENGTH,
         pattern="^[^\\x00]*$",
-        description="Tenant, kept in traces. Fairness is between requests, not tenants.",
+        description="Tenant: its requests share one fair share of the machine; kept in traces.",
     )
     priority: float | None = Field(
         None,

@@ -51,3 +51,28 @@ def optimal_prefill_share(
         )
 
     return golden_maximum(utility, 1e-9, 1.0 - 1e-9)
+
+
+def optimal_time_shares(
+    claims: Sequence[tuple[float, float]], output_gain: float, prompt_gain: float | None
+) -> list[float]:
+    """Return the optimal shares of time of competitors that are served one at a time.
+
+    A claim is (weight of the token logarithm, weight of the delivery logarithm) of one stream, or
+    of one tenant's equal streams together; its output earns `output_gain` per ms of its time.
+    `prompt_gain` is what one endless prompt, of the first claim's token weight, earns per ms; its
+    share comes last. With s the shares, every (a + b)/s + gain equals one multiplier, which is
+    found by bisection.
+    """
+    weights = [(token + delivery, output_gain) for token, delivery in claims]
+    if prompt_gain is not None:
+        weights.append((claims[0][0], prompt_gain))
+    low = max(gain for _, gain in weights)
+    high = low + sum(weight for weight, _ in weights) + 1.0
+    for _ in range(200):
+        middle = (low + high) / 2.0
+        if sum(weight / (middle - gain) for weight, gain in weights) > 1.0:
+            low = middle
+        else:
+            high = middle
+    return [weight / (high - gain) for weight, gain in weights]
