@@ -10,12 +10,14 @@ The order of the ledgers and all conditions are in docs/design/scheduling-utilit
 
 from __future__ import annotations
 
+from functools import partial
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from helios.scheduler.acceptance import COPY, LEARNED
-from helios.scheduler.blocks import Candidate
+from helios.scheduler.blocks import Block, Candidate
 from helios.scheduler.catalog import GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.errors import StalePlanError
@@ -80,20 +82,51 @@ def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candida
         return None
     ordinary_rate = -winner.negative_rate
     widths = state.shapes.geometry.width
-    bounds = []
+    bounds: list[_Bound] = []
     for block in decision.optimistic():
         deeper = block.determinate & (widths[block.graph] > min(lengths.values()))
         for entry in np.flatnonzero(deeper & (block.rate > ordinary_rate)).tolist():
             gain = (float(block.rate[entry]) - ordinary_rate) / float(block.known_ms[entry])
-            bounds.append((-gain, int(block.graph[entry]), entry, block))
+            bounds.append(_Bound(-gain, int(block.graph[entry]), entry, block))
+    bounds.sort(key=itemgetter(0, 1))
+    served = tuple([lane.request for lane in winner.cohort])
+    roomy = [bound for bound in bounds if bound.block.served[bound.entry] >= len(served)]
+    search = partial(_best_of_bounds, state, ordinary_rate, lengths)
+    # A probe that leaves somebody out delays them, and teaches their neighbours only: from then on
+    # the untrained stream looks poor beside them. Such a probe is the second choice.
+    best = search(roomy, served) or search(bounds, ())
+    return None if best is None else best.offer.candidate
+
+
+class _Bound(NamedTuple):
+    """An entry of a block, by the most that it could gain per ms."""
+
+    negative_gain: float
+    graph: int
+    entry: int
+    block: Block
+
+
+def _best_of_bounds(
+    state: State,
+    ordinary_rate: float,
+    lengths: dict[Request, int],
+    bounds: list[_Bound],
+    served: tuple[Request, ...],
+) -> Probe[Candidate, Request] | None:
+    """Return the best probe among sorted bounds that serves everybody in `served`."""
     best: Probe[Candidate, Request] | None = None
-    for negative_gain, _, entry, block in sorted(bounds, key=itemgetter(0, 1))[:MOST_OFFERS]:
-        if best is not None and -negative_gain < best.improvement_rate * (1.0 - SLACK):
+    for bound in bounds[:MOST_OFFERS]:
+        if best is not None and -bound.negative_gain < best.improvement_rate * (1.0 - SLACK):
             break
-        offers = [_offer_of(state, block.best(entry))]
+        candidate = bound.block.best(bound.entry)
+        present = {lane.request: None for lane in candidate.cohort}
+        if any(request not in present for request in served):
+            continue
+        offers = [_offer_of(state, candidate)]
         offers += [best.offer] if best is not None else []
         best = best_probe(offers, ordinary_rate, lengths)
-    return None if best is None else best.offer.candidate
+    return best
 
 
 def _ordinary_lengths(state: State, winner: Candidate) -> dict[Request, int]:
