@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from helios.scheduler import PolicyConfig
-from tests.support.catalogs import modelled
+from helios.scheduler import DecodeMode, PolicyConfig, SpeculationConfig
+from tests.support.catalogs import Recipe, modelled, recipe
 from tests.support.histories import Habitat, History, busy_bound_ms
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -48,6 +48,18 @@ STATES = modelled(
         "restore-b4": 0.5,
     }
 )
+ROUNDS = recipe(
+    Recipe(rows=4, prefills=(64,), widths=(1, 2, 4), ragged=((3, 2),), copy_depths=(3,))
+)
+DEVICE = recipe(
+    Recipe(rows=4, prefills=(64,), widths=(1, 4), ragged=((3, 2), (3, 3)), device=True),
+    reports_survival=True,
+)
+MIXED = recipe(Recipe(rows=4, prefills=(64,), widths=(1, 4), mixed=((1, 64), (1, 256), (4, 64))))
+MIXED_ORDINARY = recipe(
+    Recipe(rows=4, prefills=(64,), ordinary=True, widths=(), mixed_ordinary=(64, 256))
+)
+ADAPTIVE = SpeculationConfig(mode=DecodeMode.ADAPTIVE)
 HABITATS = {
     "ordinary": Habitat(model=ORDINARY, scored=True),
     "balanced": Habitat(model=ORDINARY, policy=PolicyConfig.balanced(), seeded=True, pages=20),
@@ -61,10 +73,22 @@ HABITATS = {
         pages=60,
         page_size=16,
     ),
+    "rounds": Habitat(model=ROUNDS, speculation=ADAPTIVE, copies=True, measured=True),
+    "device": Habitat(model=DEVICE, speculation=ADAPTIVE, seeded=True),
+    "fixed": Habitat(
+        model=ROUNDS, speculation=SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=4)
+    ),
+    "mixed": Habitat(model=MIXED, speculation=ADAPTIVE, arrival=0.3, tenants=("", "a")),
+    "mixed-ordinary": Habitat(model=MIXED_ORDINARY, measured=True, arrival=0.3),
 }
 SHOULD_RUN = {
     "ordinary": ("INITIALIZE", "PREFILL", "SCORED_PREFILL", "DECODE", "TERMINAL"),
     "images": ("VISION", "SNAPSHOT", "RESTORE"),
+    "rounds": ("SPECULATIVE",),
+    "device": ("SPECULATIVE",),
+    "fixed": ("SPECULATIVE",),
+    "mixed": ("SPECULATIVE", "MIXED"),
+    "mixed-ordinary": ("DECODE", "MIXED"),
 }
 """Kinds that a short history must have executed, so that no habitat is quietly ordinary."""
 
