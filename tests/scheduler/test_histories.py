@@ -73,6 +73,42 @@ HABITATS = {
         pages=60,
         page_size=16,
     ),
+    "checkpoints": Habitat(
+        model=STATES, endpoints=True, more={"snapshot_rows": 3}, measured=True, page_size=16
+    ),
+    "images-and-checkpoints": Habitat(
+        model=STATES,
+        images=True,
+        endpoints=True,
+        more={"feature_rows": 64, "snapshot_rows": 3},
+        measured=True,
+        pages=60,
+        page_size=16,
+    ),
+    "pages": Habitat(
+        model=ORDINARY, endpoints=True, more={"page_prefixes": True}, measured=True, page_size=16
+    ),
+    "growth": Habitat(
+        model=ORDINARY,
+        endpoints=True,
+        more={"page_prefixes": True, "page_growth": True},
+        measured=True,
+        pages=16,
+        page_size=16,
+        longest_prompt=150,
+        longest_output=80,
+        arrival=0.4,
+    ),
+    "growth-rows": Habitat(
+        model=STATES,
+        more={"page_growth": True, "snapshot_rows": 2},
+        measured=True,
+        pages=16,
+        page_size=16,
+        longest_prompt=150,
+        longest_output=80,
+        arrival=0.4,
+    ),
     "rounds": Habitat(model=ROUNDS, speculation=ADAPTIVE, copies=True, measured=True),
     "device": Habitat(model=DEVICE, speculation=ADAPTIVE, seeded=True),
     "fixed": Habitat(
@@ -84,6 +120,8 @@ HABITATS = {
 SHOULD_RUN = {
     "ordinary": ("INITIALIZE", "PREFILL", "SCORED_PREFILL", "DECODE", "TERMINAL"),
     "images": ("VISION", "SNAPSHOT", "RESTORE"),
+    "checkpoints": ("SNAPSHOT", "RESTORE"),
+    "images-and-checkpoints": ("VISION", "SNAPSHOT", "RESTORE"),
     "rounds": ("SPECULATIVE",),
     "device": ("SPECULATIVE",),
     "fixed": ("SPECULATIVE",),
@@ -109,6 +147,8 @@ def test_a_short_history(name: str) -> None:
     assert ran.bad_calls > 0
     missing = [kind for kind in SHOULD_RUN.get(name, ()) if kind not in ran.audit.kinds]
     assert not missing, f"{name} never ran {missing}"
+    if name.startswith("growth"):
+        assert ran.world.scheduler.usage().preemptions > 0
 
 
 def digest_of(name: str) -> str:

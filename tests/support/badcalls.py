@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from helios.scheduler import (
     CompletionError,
     CompletionRecord,
@@ -21,6 +23,7 @@ from helios.scheduler import (
     PolicyConfig,
     RequestHandle,
     RequestSpec,
+    RowAllocation,
     StalePlanError,
     TimeError,
     UnknownHandleError,
@@ -109,6 +112,81 @@ def impossible_timing(world: World, roll: random.Random) -> Attempt | None:
     return _complete(world, good_records(world.queue[0]), timing)
 
 
+def _sidecar(world: World) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A good sidecar of one rank: falling probabilities in every row."""
+    depth = max(graph.proposal_depth for graph in world.model.catalog.graphs)
+    rows = np.float32(0.5) ** np.arange(1, depth + 1, dtype=np.float32)
+    return np.tile(rows, (1, world.resources.row_count, 1))
+
+
+def _round_at_head(world: World) -> Flight | None:
+    """The oldest frame, where it proposes and one of its lanes must still speak."""
+    if not world.queue or not world.queue[0].plan.graph.proposal_depth:
+        return None
+    flight = world.queue[0]
+    streams = [world.by_handle[step.handle] for step in flight.plan.steps]
+    alive = [s for s in streams if s.produced < s.ends_at]
+    return flight if len(alive) == len(streams) else None
+
+
+def bad_confidence(world: World, roll: random.Random) -> Attempt | None:
+    """No probability, in a row that ran, or a prefix likelier than a shorter one."""
+    flight = _round_at_head(world)
+    if flight is None or not flight.plan.graph.confidence_width:
+        return None
+    confidence = _sidecar(world)
+    row = roll.choice(flight.plan.steps).row
+    confidence[0, row, 0] = roll.choice([float("nan"), -0.25, 1.5, 0.0, float("inf")])
+    return CompletionError, lambda: world.scheduler.complete_packed_round(
+        flight.fence, good_records(flight), TIMING, confidence
+    )
+
+
+def bad_shape(world: World, roll: random.Random) -> Attempt | None:
+    """A sidecar of another shape or type."""
+    flight = _round_at_head(world)
+    if flight is None or not flight.plan.graph.confidence_width:
+        return None
+    good = _sidecar(world)
+    confidence = roll.choice([good[0], good[:, :-1], good[:, :, :-1], good.astype(np.float64)])
+    return CompletionError, lambda: world.scheduler.complete_packed_round(
+        flight.fence, good_records(flight), TIMING, confidence
+    )
+
+
+def unpacked_device_round(world: World, roll: random.Random) -> Attempt | None:
+    """A round whose rows the device allocates brings its confidence, always."""
+    flight = _round_at_head(world)
+    if flight is None or flight.plan.graph.allocation is not RowAllocation.DEVICE:
+        return None
+    return _complete(world, good_records(flight))
+
+
+def survival_of_a_program_without(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue or world.queue[0].plan.graph.reports_survival:
+        return None
+    flight, survival = world.queue[0], np.ones((1, 1, 1), dtype=np.float32)
+    return CompletionError, lambda: world.scheduler.complete_with_survival(
+        flight.fence, good_records(flight), TIMING, survival
+    )
+
+
+def ranks_that_disagree(world: World, roll: random.Random) -> Attempt | None:
+    if not world.queue:
+        return None
+    records = good_records(world.queue[0])
+    index = roll.randrange(len(records))
+    peer = list(records)
+    peer[index] = dataclasses.replace(peer[index], terminated=True, tokens=(9,))
+    fence = world.queue[0].fence
+    return CompletionError, lambda: world.scheduler.complete(fence, records, TIMING, peers=[peer])
+
+
+def copies_for_no_one(world: World, roll: random.Random) -> Attempt | None:
+    errors = (UnknownHandleError, InvalidRequestError)
+    return errors, lambda: world.scheduler.supply_copies(NO_ONE, 2)
+
+
 def wrong_fence(world: World, roll: random.Random) -> Attempt | None:
     fence = Fence(1 << 40)
     return FenceError, lambda: world.scheduler.complete(fence, [], TIMING)
@@ -184,6 +262,12 @@ BAD_CALLS: tuple[tuple[str, Maker], ...] = tuple(
         wrong_prompt,
         offered_beyond_the_ceiling,
         impossible_timing,
+        bad_confidence,
+        bad_shape,
+        unpacked_device_round,
+        survival_of_a_program_without,
+        ranks_that_disagree,
+        copies_for_no_one,
         wrong_fence,
         failing_an_unknown_fence,
         reused_fence,

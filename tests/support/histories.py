@@ -17,6 +17,7 @@ import pytest
 
 from helios.scheduler import (
     CompletionRecord,
+    Endpoint,
     ExecutionTiming,
     Fence,
     GeneratedToken,
@@ -40,6 +41,8 @@ from tests.support.usage import assert_everything_is_back, assert_usage_adds_up
 from tests.support.workload import phase_of
 from tests.support.world import Flight, Observer, Stream, World, honest_timing, measure_directly
 
+LATEST_NS = 40 * NS_PER_MS
+"""Most that a completion comes late, pauses aside."""
 PROBES = (SelectionReason.TIMING_REFRESH, SelectionReason.ACCEPTANCE_LEARNING)
 SHARES = {
     SelectionReason.TIMING_REFRESH: (1, 499),
@@ -170,7 +173,9 @@ class Audit(Observer):
 
     def after_frame(self, flight: Flight) -> None:
         """Look at prices and at who waits, once the oldest frame is gone."""
-        self.busy_ms += max(0, self.world.now_ns - flight.start_ns) / NS_PER_MS
+        # A host that pauses for half a minute with a frame in flight is not the machine's doing.
+        ended_ns = min(self.world.now_ns, flight.finish_ns + LATEST_NS)
+        self.busy_ms += max(0, ended_ns - flight.start_ns) / NS_PER_MS
         self._check_prices()
         in_flight = {name for later in self.world.queue for name in later.lanes}
         for name in self.world.streams:
@@ -216,7 +221,7 @@ class History:
             measure_directly(self.world)
         self.world.timing_of = self._timing
         Checker.watch(self.world)
-        if habitat.images:
+        if habitat.images and not habitat.endpoints:
             ImageDevice.watch(self.world)
         self.books = Books()
         self.audit = Audit(self.world, bound_ms)
@@ -245,6 +250,8 @@ class History:
             self._admit()
         if habitat.copies and self._chance(0.3):
             self._supply_copies()
+        if habitat.endpoints and self._chance(0.1):
+            self._offer_terminal()
         self._submit()
         # Between submission and completion is where cancellations hurt.
         if self._chance(habitat.cancel) and (name := self._pick(Phase.WAITING, Phase.TERMINAL)):
@@ -280,16 +287,12 @@ class History:
     def _fail(self) -> None:
         """The device could not run the oldest frame."""
         world = self.world
-        flight = world.queue.popleft()
-        world.advance_to(flight.finish_ns)
-        world.scheduler.fail(flight.fence)
+        flight = world.fail_frame()
         self.audit.calls += 1
         if flight.plan.reason in PROBES:
             # What a failed probe took is unknown; the world says what the device was busy for.
             elapsed_ns = world.now_ns - flight.submitted_ns
             self.books.charge(flight.plan.reason, 0, elapsed_ns)
-        for name in flight.lanes:
-            world.streams[name].ends_at = 0
         self.audit.after_frame(flight)
 
     def _bad_call(self) -> None:
@@ -324,6 +327,8 @@ class History:
         fields["tenant"] = roll.choice(habitat.tenants)
         if habitat.images and self._chance(0.4):
             fields["images"] = self._images(prompt)
+        if habitat.endpoints and self._chance(0.7):
+            fields["endpoints"] = self._endpoints(prompt, fields.get("images", ()))
         try:
             self.world.admit(
                 name,
@@ -351,6 +356,27 @@ class History:
             spans.append(ImageSpan(at, tokens, roll.randint(1, 64)))
             at += tokens
         return tuple(spans)
+
+    def _endpoints(self, prompt: int, images: tuple[ImageSpan, ...]) -> tuple[Endpoint, ...]:
+        """Ends of messages of one of three conversations, so that prefixes are met again."""
+        roll = self.random
+        talk = roll.randrange(3)
+        inside = [p for image in images for p in range(image.start + 1, image.start + image.tokens)]
+        # The identity of a prefix with images is its own; without any, conversations share it.
+        mark = f"{talk}/{images}" if images else str(talk)
+        ends = [at for at in (16, 40, 64, 100, 180) if at < prompt and at not in inside]
+        found = [Endpoint(at, f"{mark}/{at}".encode()) for at in ends]
+        if self._chance(0.5) and prompt not in inside:
+            found.append(Endpoint(prompt, f"{mark}/end{prompt}".encode(), ends_message=False))
+        return tuple(found)
+
+    def _offer_terminal(self) -> None:
+        """The frontend would like to continue behind an ended response."""
+        name = self._pick(Phase.TERMINAL, Phase.TERMINAL)
+        if name is not None:
+            handle = self.world.streams[name].handle
+            self.world.scheduler.offer_terminal(handle, f"{name}/terminal".encode())
+            self.audit.calls += 1
 
     def _supply_copies(self) -> None:
         """The host found a repetition: proposals that need no draft."""

@@ -310,6 +310,16 @@ class World:
             rows[:, step.row, : len(lane)] = lane
         return rows
 
+    def fail_frame(self) -> Flight:
+        """The device could not run the oldest frame: it is taken back and its requests die."""
+        flight = self.queue.popleft()
+        self.advance_to(flight.finish_ns)
+        self.scheduler.fail(flight.fence)
+        for name in flight.lanes:
+            # The device knows them no more; what is queued behind runs without them.
+            self.streams[name].ends_at = 0
+        return flight
+
     def step(self) -> bool:
         """Submit what can be submitted, then finish one frame; False when there was nothing."""
         self.submit()
