@@ -224,9 +224,13 @@ def _preempt_one(state: State, running: Sequence[Request]) -> None:
 
 def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, float]:
     """Return what each request is worth per ms at its own reference rate; absent: unmeasured."""
+    drawn = [request.reach for request in running]
     for request in running:
         request.reach = UNLIMITED
     standing = Standing(state.shapes, state.costs, running)
+    for request, tokens in zip(running, drawn, strict=True):
+        # The budget stays in force: whoever was cut to zero must not be planned meanwhile.
+        request.reach = tokens
     policy = state.policy
     rates: dict[Request, float] = {}
     interval_ms = standing.interval_ms
