@@ -54,6 +54,7 @@ class Standing:
     """
 
     __slots__ = (
+        "_burst_tokens",
         "_estimates",
         "_shapes",
         "_token_interval",
@@ -118,6 +119,7 @@ class Standing:
         self._shapes, self._estimates = shapes, estimates
         self._token_interval: tuple[float | None] | None = None
         self._yields: list[Yields] | None = None
+        self._burst_tokens: float | None = None
         mixed = []
         if self.prefilling or self.initializing:
             mixed = fastest_mixed(shapes, self.durations)
@@ -290,6 +292,29 @@ class Standing:
             )
         return self._token_interval[0]
 
+    @property
+    def burst_tokens(self) -> float:
+        """Tokens that a stream could receive in one reference interval; exactly 1 where nothing
+        proposes.
+
+        Before there are streams it is that of the prompts, who will be the streams. It is computed
+        when a newcomer asks for it, once.
+        """
+        if self._estimates is None:
+            return 1.0
+        if self._burst_tokens is None:
+            interval_ms, token_interval_ms = self.interval_ms, self.token_interval_ms
+            if not self.streams and self.machine_rates:
+                shapes, durations, prompts = self._shapes, self.durations, [*self.machine_rates]
+                interval_ms = decode_interval_ms(shapes, durations, len(prompts))
+                token_interval_ms = decode_token_interval_ms(
+                    shapes, durations, prompts, len(prompts), self._estimates.acceptance
+                )
+            self._burst_tokens = 1.0
+            if interval_ms is not None and token_interval_ms is not None:
+                self._burst_tokens = interval_ms / token_interval_ms
+        return self._burst_tokens
+
     def _token_rate(self) -> float | None:
         return None if self.token_interval_ms is None else 1.0 / self.token_interval_ms
 
@@ -299,13 +324,14 @@ class Standing:
         """Return the token price of a prompt that stands at `price` by its history alone.
 
         A request without any service has no history of its own: it is lifted to the price of a
-        newcomer among everyone present now, so that requests of one burst are equals. None while
-        no rate is measured.
+        newcomer among everyone present now, so that requests of one burst are equals. Where streams
+        receive several tokens at once, each of their graphs is worth as many times more, and so is
+        a newcomer (decision 0014). None while no rate is measured.
         """
         machine = self.machine_rates[request]
         if machine is None or (price is not None and request.prompt_done):
             return price
-        arrival = arrival_price(shares, self.participants, machine)
+        arrival = arrival_price(shares * self.burst_tokens, self.participants, machine)
         if self.tenancies and request.account.is_shared:
             # Its newcomers together stand as if each had been receiving 1/N of the machine.
             tenancy = self.tenancies[request.account]
