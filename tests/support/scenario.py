@@ -31,7 +31,14 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 
-from helios.scheduler import DecodeMode, GraphKind, PolicyConfig, ScheduledPlan, SpeculationConfig
+from helios.scheduler import (
+    DecodeMode,
+    GraphKind,
+    PolicyConfig,
+    ScheduledPlan,
+    SelectionReason,
+    SpeculationConfig,
+)
 from tests.support.catalogs import (
     NS_PER_MS,
     TINY,
@@ -202,7 +209,7 @@ class Scenario:
             counts = collections.Counter(flight.name for flight in finished)
             return "\n".join(f"{name} x{counts[name]}" for name in sorted(counts)) or "nothing"
         groups = itertools.groupby(
-            finished, key=lambda f: (f.name, f.lanes, _prompt_of(f), _rows_of(f))
+            finished, key=lambda f: (f.name, f.lanes, _prompt_of(f), _rows_of(f), _probe_of(f))
         )
         lines = [self._frame_line(list(group)) for _, group in groups]
         return "\n".join(lines) or "nothing"
@@ -280,6 +287,13 @@ def _rows_of(flight: Flight) -> str:
     if len(set(rows.values())) <= 1:
         return f" rows={next(iter(rows.values()), 0)}"
     return " rows=" + ",".join(f"{name}:{count}" for name, count in sorted(rows.items()))
+
+
+def _probe_of(flight: Flight) -> str:
+    """The reason of a funded probe; what follows it is not one."""
+    reason = flight.plan.reason
+    is_probe = reason in (SelectionReason.TIMING_REFRESH, SelectionReason.ACCEPTANCE_LEARNING)
+    return reason.value if is_probe else ""
 
 
 def _phases(world: World, names: Iterable[str]) -> list[str]:
