@@ -146,7 +146,7 @@ def test_lanes_never_reach_beyond_their_limits() -> None:
 
 
 def test_a_queued_round_counts_with_its_ceiling() -> None:
-    """Nothing is planned that could pass the output limit if all of the queue were accepted (W22)."""
+    """Nothing is planned that could pass the output limit if all in flight were accepted (W22)."""
     world = running(ADAPTIVE, count=2)
     queued = 0
     while world.step():
