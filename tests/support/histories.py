@@ -76,7 +76,7 @@ class Habitat:
     fail: float = 0.004
     fault: float = 0.06
     pause: float = 0.002
-    bad_call: float = 0.01
+    bad_call: float = 0.04
 
 
 class Books(Observer):
