@@ -74,7 +74,14 @@ HABITATS = {
         page_size=16,
     ),
     "checkpoints": Habitat(
-        model=STATES, endpoints=True, more={"snapshot_rows": 3}, measured=True, page_size=16
+        model=STATES,
+        endpoints=True,
+        more={"snapshot_rows": 4},
+        measured=True,
+        page_size=16,
+        pages=80,
+        longest_output=12,
+        arrival=0.3,
     ),
     "images-and-checkpoints": Habitat(
         model=STATES,
