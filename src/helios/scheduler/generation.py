@@ -10,6 +10,7 @@ The last two are evaluated only for entries whose upper bound can still win.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -407,6 +408,10 @@ def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:
     return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
 
 
+_NEW_LANE = partial(tuple.__new__, Lane)
+"""Makes a lane of all its fields; the generated constructors take several times as long."""
+
+
 def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
     """Return the lanes of a cohort, the most valuable first."""
     table, members = pricing.table, cohort.members
@@ -418,7 +423,7 @@ def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
     nothing = [0] * len(chosen)
     lanes = list(
         map(
-            Lane._make,
+            _NEW_LANE,
             zip(
                 (-values).tolist(),
                 streams.used[members].tolist(),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 from helios.scheduler.blocks import Block, Candidate, Terms, rank_key
@@ -37,6 +40,17 @@ from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.utility import Lane, Units, View, units_of
 
 __all__ = ["Decision", "best_of", "rank_key"]
+
+_NEEDS_FEEDBACK = attrgetter("request.needs_feedback")
+_WINDOW = attrgetter("window")
+"""A window is a tuple of three numbers, so it is true."""
+
+_NEW_STEP = partial(tuple.__new__, ScheduledStep)
+"""Makes a step of all its fields; the generated constructor takes several times as long."""
+
+_PLAIN = tuple(list(ScheduledStep._field_defaults.values())[1:-1])
+"""What a lane has that has no stage, image or mixed role: all between its tokens and its row's
+incarnation."""
 
 QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 """Kinds that may occupy both frame slots; copied proposals need the tokens before them."""
@@ -140,7 +154,7 @@ def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bo
     """Tell whether the candidate depends on the completion of everything submitted before it."""
     if not is_fresh or not is_queueable(view.shapes.catalog.graphs[candidate.graph_index]):
         return True
-    return any(lane.request.needs_feedback for lane in candidate.cohort)
+    return any(map(_NEEDS_FEEDBACK, candidate.cohort))
 
 
 def _terms_of(decision: Decision, candidate: Candidate) -> Terms:
@@ -197,23 +211,27 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     """Freeze a winner's cohort into the lanes of a plan of `kind`."""
     if kind is GraphKind.MIXED:
         return _mixed_steps(candidate, mode)
-    if kind in STAGE_KINDS or any(lane.request.window is not None for lane in candidate.cohort):
-        return tuple([_staged_step(lane, kind) for lane in candidate.cohort])
+    cohort = candidate.cohort
+    requests = [lane.request for lane in cohort]
+    if kind in STAGE_KINDS or any(map(_WINDOW, requests)):
+        return tuple([_staged_step(lane, kind) for lane in cohort])
+    count = len(cohort)
     return tuple(
-        [
-            ScheduledStep(
-                request.handle,
-                request.row,
-                request.position_after(request.queued_tokens),
-                lane.prompt_tokens,
-                lane.output_ceiling,
-                request.pages,
-                lane.expected_tokens,
-                incarnation=request.incarnation,
-            )
-            for lane in candidate.cohort
-            for request in (lane.request,)
-        ]
+        map(
+            _NEW_STEP,
+            zip(
+                [request.handle for request in requests],
+                [request.row for request in requests],
+                [request.position_after(request.queued_tokens) for request in requests],
+                [lane.prompt_tokens for lane in cohort],
+                [lane.output_ceiling for lane in cohort],
+                [request.pages for request in requests],
+                [lane.expected_tokens for lane in cohort],
+                *[repeat(value, count) for value in _PLAIN],
+                [request.incarnation for request in requests],
+                strict=True,
+            ),
+        )
     )
 
 

@@ -50,6 +50,24 @@ def flow_over(
     return Flow(math.exp(-exponent), (interval_ms / served) * -math.expm1(-exponent))
 
 
+def served_flows(
+    served: Iterable[float], interval_ms: float, reference_rate: float, adaptation_ms: float
+) -> dict[float, tuple[float, float]]:
+    """Return keep and gain of `flow_over` by every count, each once.
+
+    A round expects its own count of every lane, so a decision needs as many flows as lanes.
+    """
+    flows: dict[float, tuple[float, float]] = {}
+    exp, expm1 = math.exp, math.expm1
+    for count in served:
+        if count <= 0.0:
+            flows[count] = flow_over(count, interval_ms, reference_rate, adaptation_ms)
+        elif count not in flows:
+            exponent = count / reference_rate / adaptation_ms
+            flows[count] = (exp(-exponent), (interval_ms / count) * -expm1(-exponent))
+    return flows
+
+
 def arrival_price(shares: float, residents: int, reference_rate: float) -> float:
     """Return a newcomer's price, `shares` times that of 1/N of the machine.
 

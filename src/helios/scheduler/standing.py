@@ -89,17 +89,20 @@ class Standing:
         self.prefilling: list[Request] = []
         self.initializing: list[Request] = []
         self.terminals: list[Request] = []
+        decode = Phase.DECODE
         for request in resident:
             phase = request.phase
+            if phase is decode and not request.stages and request.reach and not request.is_leaving:
+                # Nearly all of them, nearly always.
+                if request.output_count + request.queued_tokens < request.max_output:
+                    self.decoders.append(request)
+                continue
             if (request.reach == 0 or request.is_leaving) and phase is not Phase.TERMINAL:
                 # It cannot grow, or is about to go: it takes no part until that has changed.
                 continue
             if request.stages and phase in _BLOCKABLE:
                 # What waits behind the stages: prompt tokens, or the next token of a stream.
                 (self.initializing if request.remaining_prompt else self.blocked).append(request)
-            elif phase is Phase.DECODE:
-                if request.output_count + request.queued_tokens < request.max_output:
-                    self.decoders.append(request)
             elif phase is Phase.PREFILL:
                 self.prefilling.append(request)
             elif phase is Phase.INITIALIZING:

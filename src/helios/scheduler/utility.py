@@ -364,8 +364,8 @@ def _log_scale(view: View) -> tuple[float, bool]:
     policy = view.policy
     weight = 1.0
     for group in (view.decoders, view.blocked, view.prefilling, view.initializing):
-        for request in group:
-            weight = max(weight, request.weight)
+        if group:
+            weight = max(weight, *[request.weight for request in group])
     weight = phase_weighted(weight, prefill_weight(view))
     token = max(
         max(view.token_prices, default=0.0),

@@ -11,12 +11,13 @@ with validated completions and publications alone.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.plan import ScheduledPlan
 from helios.scheduler.requests import Request
-from helios.scheduler.service import Flow, flow_over
+from helios.scheduler.service import Flow, flow_over, served_flows
 from helios.scheduler.standing import Standing
 from helios.scheduler.tenants import Account, waiting_floor
 from helios.scheduler.units import NANOSECONDS_PER_MS, Fence, ms_of
@@ -110,8 +111,8 @@ class Outlook(NamedTuple):
     idle_tokens: Flow
     """Of the decoders that it does not serve."""
     idle_deliveries: Flow
-    served_tokens: dict[Request, Flow]
-    """Of its lanes, by the tokens that its choice expected of each."""
+    served_tokens: dict[Request, tuple[float, float]]
+    """Of its lanes, keep and gain by the tokens that its choice expected of each."""
     served_delivery: Flow
     """One delivery whatever the number of tokens."""
     prompts: dict[Request, Flow]
@@ -126,25 +127,22 @@ _NOTHING_RUNS = Outlook(0.0, 0.0, _STILL, _STILL, {}, _STILL, {}, {})
 def outlook_of(frame: Frame, start_ns: int, adaptation_ms: float) -> Outlook:
     """Return what `frame` is expected to do to prices and ages by `start_ns`."""
     duration_ms = ms_of(frame.plan.estimated_duration_ns)
-    expected = {
-        request: step.expected_tokens or float(step.output_ceiling)
-        for request, step in zip(frame.requests, frame.plan.steps, strict=True)
-    }
+    tokens = [step.expected_tokens or float(step.output_ceiling) for step in frame.plan.steps]
 
     def flow(served: float, rate: float | None) -> Flow:
         return _STILL if rate is None else flow_over(served, duration_ms, rate, adaptation_ms)
 
     streams = frame.shares[0]
-    served: dict[float, Flow] = {}
-    for tokens in expected.values():
-        if tokens not in served:
-            served[tokens] = flow(tokens, streams.token_rate)
+    served: list[tuple[float, float]] = [_STILL] * len(tokens)
+    if streams.token_rate is not None:
+        flows = served_flows(tokens, duration_ms, streams.token_rate, adaptation_ms)
+        served = [flows[count] for count in tokens]
     return Outlook(
         duration_ms,
         ms_of(start_ns - frame.expected_end_ns),
         flow(0.0, streams.token_rate),
         flow(0.0, streams.delivery_rate),
-        {request: served[tokens] for request, tokens in expected.items()},
+        dict(zip(frame.requests, served, strict=True)),
         flow(1.0, streams.delivery_rate),
         {
             request: flow(0.0, share.token_rate)
@@ -152,8 +150,15 @@ def outlook_of(frame: Frame, start_ns: int, adaptation_ms: float) -> Outlook:
             if share.delivery_rate is None and share.token_rate is not None
             for request in share.requests
         },
-        {pool.account: flow(pool.total(expected), pool.token_rate) for pool in frame.pools},
+        _pooled(frame, tokens, flow) if frame.pools else {},
     )
+
+
+def _pooled(
+    frame: Frame, tokens: Sequence[float], flow: Callable[[float, float | None], Flow]
+) -> dict[Account, Flow]:
+    expected = dict(zip(frame.requests, tokens, strict=True))
+    return {pool.account: flow(pool.total(expected), pool.token_rate) for pool in frame.pools}
 
 
 def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
@@ -176,7 +181,10 @@ def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
         outlook = outlook_of(frame, start_ns, view.policy.adaptation_ms)
     if standing.machine_rates:
         _project_prompts(view, standing, outlook)
-    _project_decoders(view, standing, outlook)
+    if standing.blocked or standing.tenancies:
+        _project_streams(view, standing, outlook)
+    else:
+        _project_decoders(view, standing, outlook)
     return view
 
 
@@ -203,6 +211,43 @@ def _floor_of(view: View, standing: Standing, request: Request, machine: float) 
 
 
 def _project_decoders(view: View, standing: Standing, outlook: Outlook) -> None:
+    """Project ready decoders without tenants; `_project_streams` does the same for everyone."""
+    requests, shares = standing.decoders, view.policy.arrival_shares
+    prices = [request.account.token_price for request in requests]
+    tokens = [price for price in prices if price is not None]
+    if len(tokens) < len(prices):
+        tokens = [
+            (standing.decoder_price(request, shares) or 0.0) if price is None else price
+            for request, price in zip(requests, prices, strict=True)
+        ]
+    start_ns, reference = view.start_ns, standing.interval_ms or 0.0
+    deliveries = [request.delivery_price for request in requests]
+    if outlook is _NOTHING_RUNS:
+        view.token_prices = tokens
+        view.delivery_prices = [reference if price is None else price for price in deliveries]
+        view.ages_ms = [(start_ns - r.visible_ns) / NANOSECONDS_PER_MS for r in requests]
+        return
+    duration_ms, ended_ms, idle_tokens, (idle, idle_gain) = outlook[:4]
+    keep, gain = outlook.served_delivery
+    served = outlook.served_tokens
+    flows = [served[r] if r.queued else idle_tokens for r in requests]
+    view.token_prices = [
+        token * flow[0] + flow[1] if token else token
+        for token, flow in zip(tokens, flows, strict=True)
+    ]
+    # The expected delivery makes a missing history: one delivery per frame duration.
+    view.delivery_prices = [
+        (duration_ms if price is None else price * keep + gain)
+        if request.queued
+        else (reference if price is None else price * idle + idle_gain)
+        for request, price in zip(requests, deliveries, strict=True)
+    ]
+    view.ages_ms = [
+        ended_ms if r.queued else (start_ns - r.visible_ns) / NANOSECONDS_PER_MS for r in requests
+    ]
+
+
+def _project_streams(view: View, standing: Standing, outlook: Outlook) -> None:
     # A delivery without history is priced at the reference interval (q = 1), and a token without a
     # physical price yet has none: no rate is invented.
     reference = standing.interval_ms or 0.0
