@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: serve test test-fast test-slow check format bench clean help
+.PHONY: serve test test-fast test-slow histories check format bench clean help
 
 help:  ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,9 @@ test-fast: .venv/dev.stamp  ## The tests that take under two minutes in all.
 
 test-slow: .venv/dev.stamp  ## The long ones: real weights against transformers, fuzzing, long simulations.
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+histories: .venv/dev.stamp  ## A million scheduler calls of random histories, every call checked (ten minutes or so).
+	FLARE_HISTORY_PIECES=100 $(BIN)/python -m pytest tests/scheduler/test_histories.py -k million
 
 check: .venv/dev.stamp  ## Format, lint, types, import layers, house rules.
 	$(BIN)/ruff format --check .

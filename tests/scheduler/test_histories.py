@@ -184,7 +184,8 @@ def test_hash_seeds_do_not_matter_to_any_history() -> None:
     assert len(set(outputs[0])) == len(HABITATS), "histories do not depend on the habitat"
 
 
-PIECES = 100
+PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "30"))
+"""A hundred pieces are a million calls (`make histories`); a run of the slow tests does thirty."""
 CALLS_OF_A_PIECE = 10_000
 
 

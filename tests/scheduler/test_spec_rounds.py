@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from helios.scheduler import (
     DecodeMode,
+    ExecutionTiming,
     GraphKind,
+    Phase,
     PolicyConfig,
     ProposalSource,
     RowAllocation,
@@ -239,3 +242,57 @@ def test_accepted_tokens_do_not_depend_on_the_schedule() -> None:
         world.run_until_idle()
         outputs.append({n: [t.token for t in s.tokens] for n, s in world.streams.items()})
     assert outputs[0] == outputs[1]
+
+
+def account_prices(world: World, name: str) -> tuple[float | None, float | None]:
+    """Stored token and delivery price of a request."""
+    request = world.scheduler._state.table.find(world.streams[name].handle)
+    return request.account.token_price, request.delivery_price
+
+
+def test_only_service_moves_a_price() -> None:
+    """Phases, acceptance and estimates leave prices; no interval is no service (B14)."""
+    world = running(ADAPTIVE, count=1)
+    nothing = ExecutionTiming(device_ns=(), wall_ns=1)
+    world.run(1)
+    honest, world.timing_of = world.timing_of, lambda inner, flight: nothing
+    world.submit()
+    before = account_prices(world, "s0")
+    assert before[0] is not None
+    table = world.scheduler._state.history.acceptance
+    learned = table.survivals(np.array([0]), 0).tolist()
+    world.finish_frame(publish=False)
+    assert world.scheduler.phase_of(world.streams["s0"].handle) is Phase.DECODE
+    assert account_prices(world, "s0") == before, "a phase moved a price"
+    world.submit()
+    world.finish_frame(publish=False)
+    assert table.survivals(np.array([0]), 0).tolist() != learned
+    assert account_prices(world, "s0") == before, "acceptance moved a price"
+    measure_directly(world)
+    assert account_prices(world, "s0") == before, "an estimate moved a price"
+    world.timing_of = honest
+    world.submit()
+    while world.queue:
+        world.finish_frame()
+    assert account_prices(world, "s0") != before
+
+
+def test_mixed_shapes_expire_on_their_own() -> None:
+    """Each shape is fresh by its own observations and no other's (V11)."""
+    world = running(ADAPTIVE)
+    costs, graphs = world.scheduler._state.costs, EVERY.catalog.graphs
+    mixed = [i for i, graph in enumerate(graphs) if graph.kind is GraphKind.MIXED]
+    later_ns = world.now_ns + 31_000 * NS_PER_MS
+    assert all(costs.is_fresh(index, world.now_ns) for index in mixed)
+    for place, index in enumerate(mixed):
+        costs.observe(index, 5 * NS_PER_MS, later_ns)
+        fresh = [costs.is_fresh(other, later_ns) for other in mixed]
+        assert fresh == [other <= place for other in range(len(mixed))]
+
+
+def test_reservation_knows_the_widest_lane_of_both_families() -> None:
+    """The largest verification width, whichever family has it (M19)."""
+    for rounds, mixed, widest in (((1, 4), ((1, 64),), 4), ((1, 2), ((4, 64),), 4)):
+        model = recipe(Recipe(rows=4, prefills=(64,), widths=rounds, mixed=mixed))
+        world = World(model, rows=4, speculation=ADAPTIVE)
+        assert world.scheduler._state.widest_lane == widest
