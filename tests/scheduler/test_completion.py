@@ -94,3 +94,26 @@ def test_a_live_lane_may_not_be_silent() -> None:
     assert plan is not None
     with pytest.raises(CompletionError, match="nothing ended"):
         loop.finish(plan, [CompletionRecord(handle)])
+
+
+def test_the_age_of_a_new_stream_starts_when_it_enters_decode() -> None:
+    """Until something of it is published, a stream has waited since its prompt ended, not ever."""
+    scores = []
+    for start_ns in (0, 1000 * MS):
+        loop = Loop()
+        loop.scheduler.seed_costs({graph.name: MS for graph in loop.scheduler.catalog.graphs})
+        loop.now_ns = start_ns
+        handle = loop.admit()
+        loop.run_to(handle, Phase.PREFILL)
+        plan = loop.submit()
+        assert plan is not None
+        loop.now_ns += MS
+        loop.scheduler.advance_to(loop.now_ns)
+        loop.scheduler.complete(Fence(loop.fence), loop.records(plan), GOOD)
+        loop.now_ns += 3 * MS
+        loop.scheduler.advance_to(loop.now_ns)
+        decode = loop.scheduler.plan()
+        assert decode is not None
+        assert decode.terms is not None
+        scores.append(decode.terms.age_credit)
+    assert scores[0] == scores[1] > 0.0

@@ -18,7 +18,10 @@ from helios.scheduler.records import CompletionRecord, ExecutionTiming, Generate
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds_completion import offered_rows
 from helios.scheduler.stages import STAGE_KINDS, finish_stage
+from helios.scheduler.units import Fence
 from helios.scheduler.window import Frame
+
+_new = tuple.__new__
 
 
 def check_timing(timing: ExecutionTiming) -> None:
@@ -50,7 +53,7 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:
             or record.prompt_tokens != step.prompt_tokens
             or record.terminated
             or request.phase > Phase.DECODE
-            or (offered and (is_exact or type(offered) is not int))
+            or (offered and ((is_exact and offered != ceiling) or type(offered) is not int))
             or not 0 < len(record.tokens) <= (offered or ceiling) <= ceiling
         ):
             fault = _fault_of(step, request, record, is_exact=is_exact)
@@ -99,12 +102,25 @@ def apply_records(
 ) -> Outcome:
     """Advance every lane of a checked frame; ended and cancelled lanes only leave the frame."""
     outcome = Outcome([], {}, {})
+    served = outcome.served
     kind, rows = frame.plan.graph.kind, frame.plan.graph.rows
+    decode = Phase.DECODE
     for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True):
         request.queued -= 1
-        request.queued_tokens -= min(step.output_ceiling, rows)
+        ceiling = step.output_ceiling
+        request.queued_tokens -= ceiling if ceiling < rows else rows
         request.epoch = epoch
-        if request.phase > Phase.DECODE:
+        count = request.output_count + len(record.tokens)
+        if (
+            request.phase is decode
+            and count < request.max_output
+            and record.tokens
+            and not (record.terminated or record.prompt_tokens)
+        ):
+            # Nearly every lane of nearly every frame: a stream that goes on.
+            _emit(request, record.tokens, frame.fence, outcome)
+            served[request] = len(record.tokens)
+        elif request.phase > decode:
             request.end_token_seen |= record.terminated
         elif kind in STAGE_KINDS:
             finish_stage(request, kind)
@@ -113,6 +129,19 @@ def apply_records(
         else:
             _advance(request, record, frame, outcome, now_ns)
     return outcome
+
+
+def _emit(request: Request, tokens: tuple[int, ...], fence: Fence, outcome: Outcome) -> None:
+    """Append the tokens that a live lane committed to its request and to the outcome."""
+    outcome.prices_before[request] = request.delivery_price
+    # What the host had copied followed the old pending token.
+    request.copies = 0
+    handle, count, append = request.handle, request.output_count, outcome.tokens.append
+    request.output_count = count + len(tokens)
+    for token in tokens:
+        # The constructor of a named tuple does this through one call more.
+        append(_new(GeneratedToken, (handle, token, count, fence, False)))
+        count += 1
 
 
 def _advance(
@@ -125,14 +154,7 @@ def _advance(
     count = request.output_count
     ends = bool(record.terminated) or count + len(tokens) == request.max_output
     if tokens:
-        outcome.prices_before[request] = request.delivery_price
-        request.output_count = count + len(tokens)
-        # What the host had copied followed the old pending token.
-        request.copies = 0
-        handle, fence, append = request.handle, frame.fence, outcome.tokens.append
-        for token in tokens:
-            append(GeneratedToken(handle, token, count, fence, False))
-            count += 1
+        _emit(request, tokens, frame.fence, outcome)
         if ends:
             outcome.tokens[-1] = outcome.tokens[-1]._replace(is_last=True)
     if ends and request.prompt_done == request.prompt_tokens:
@@ -141,6 +163,6 @@ def _advance(
         request.terminal_since_ns = now_ns
     elif request.phase is Phase.PREFILL and tokens:
         request.move(Event.PROMPT_DONE, request.epoch)
-        if count == 0:
+        if request.output_count == len(tokens):
             # A replayed prompt's stream has been waiting since its last visible output.
             request.visible_ns = now_ns

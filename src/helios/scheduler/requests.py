@@ -132,11 +132,6 @@ class Request:
         self.terminal_since_ns = 0
         self._own_nothing()
 
-    @property
-    def is_special(self) -> bool:
-        """Tell whether more than tokens may follow from its progress: states, windows, leaving."""
-        return self.keeping is not None or self.window is not None or self.is_leaving
-
     def _own_nothing(self) -> None:
         """Set what concerns checkpoints, growth and preemption before anything has happened."""
         self.transfer_row = -1
@@ -227,6 +222,15 @@ class RequestTable:
         if request.handle.generation != generation:
             raise UnknownHandleError(f"{handle}: the slot is at {request.handle}")
         return request
+
+    def current(self, handles: list[RequestHandle]) -> list[Request] | None:
+        """Return the requests of many handles; None when `find` has an objection to one of them."""
+        requests = self._requests
+        try:
+            found = [requests[slot] for slot, _ in handles]
+        except IndexError:
+            return None
+        return found if [request.handle for request in found] == handles else None
 
     def live(self, handle: RequestHandle) -> Request:
         """Return the request of a handle that still owns or waits for something."""

@@ -39,17 +39,19 @@ NO_SIDECARS = Sidecars()
 
 def check_variant(frame: Frame, sidecars: Sidecars) -> None:
     """Raise CompletionError when the frame's program may not complete through this call."""
-    graph = frame.plan.graph
-    where = f"fence {frame.fence}: {graph.name}"
-    if sidecars.is_packed:
-        if not graph.confidence_width:
-            raise CompletionError(f"{where} reports no confidence; complete it without")
-    elif graph.proposal_depth > 0 and graph.allocation is RowAllocation.DEVICE:
-        raise CompletionError(
-            f"{where} allocates its rows on the device; complete it through complete_packed_round"
-        )
-    if sidecars.has_survival and not graph.reports_survival:
-        raise CompletionError(f"{where} reports no survival; complete it without")
+    graph, fault = frame.plan.graph, ""
+    if sidecars.is_packed and not graph.confidence_width:
+        fault = "reports no confidence; complete it without"
+    elif (
+        not sidecars.is_packed
+        and graph.proposal_depth > 0
+        and graph.allocation is RowAllocation.DEVICE
+    ):
+        fault = "allocates its rows on the device; complete it through complete_packed_round"
+    elif sidecars.has_survival and not graph.reports_survival:
+        fault = "reports no survival; complete it without"
+    if fault:
+        raise CompletionError(f"fence {frame.fence}: {graph.name} {fault}")
 
 
 def offered_rows(record: CompletionRecord, ceiling: int) -> int:

@@ -78,8 +78,16 @@ def complete(
     _account(state, frame, timing, outcome)
     kind = frame.plan.graph.kind
     may_release = kind is GraphKind.TERMINAL or kind is GraphKind.SNAPSHOT
+    draining = Phase.DRAINING
     for step, request in zip(frame.plan.steps, frame.requests, strict=True):
-        if may_release or request.phase is Phase.DRAINING or request.is_special:
+        if (
+            may_release
+            or request.phase is draining
+            # More than tokens may follow from its progress: states, windows, leaving.
+            or request.keeping is not None
+            or request.window is not None
+            or request.is_leaving
+        ):
             _settle_ownership(state, kind, step, request)
     seat_waiting(state)
     return outcome.tokens
@@ -168,7 +176,8 @@ def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:
 def published_output(state: State, handle: RequestHandle, fence: Fence) -> None:
     """Move the output age and the delivery price; see `Scheduler.published_output`."""
     request = state.table.live(handle)
-    next_phase(request.phase, Event.PUBLISH)
+    if request.phase is not Phase.DECODE:
+        next_phase(request.phase, Event.PUBLISH)
     interval = state.interval
     if interval is None or interval.fence != fence:
         raise FenceError(f"fence {fence} is not the last completed one")

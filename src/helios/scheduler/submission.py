@@ -19,7 +19,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     check_integer(FenceError, "fence", fence, least=0)
     if state.last_fence is not None and fence <= state.last_fence:
         raise FenceError(f"fence {fence} is not above {state.last_fence}")
-    requests = [_checked_lane(state, plan, step) for step in plan.steps]
+    requests = _checked_lanes(state, plan)
     extendable = _check_submittable(state, plan)
     check_pages(state, plan, requests)
     queued = bool(state.window.frames)
@@ -35,13 +35,14 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     state.last_fence = fence
     state.commits += 1
     exploration.on_commit(state, plan)
-    rows = plan.graph.rows
+    rows, commits, version = plan.graph.rows, state.commits, state.version
     for step, request in zip(plan.steps, requests, strict=True):
         request.queued += 1
         # A ceiling of a device may exceed all the target rows that there are.
-        request.queued_tokens += min(step.output_ceiling, rows)
-        request.last_used = state.commits
-        request.epoch = state.version
+        ceiling = step.output_ceiling
+        request.queued_tokens += ceiling if ceiling < rows else rows
+        request.last_used = commits
+        request.epoch = version
     state.window.frames.append(
         Frame(
             fence,
@@ -56,6 +57,19 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
         )
     )
     redraw(state)
+
+
+def _checked_lanes(state: State, plan: ScheduledPlan) -> list[Request]:
+    """Return the lanes' requests; the first lane that is not as planned says what changed."""
+    steps, epoch = plan.steps, plan.epoch
+    requests = state.table.current([step.handle for step in steps])
+    if requests is not None:
+        for step, request in zip(steps, requests, strict=True):
+            if request.epoch > epoch or request.row != step.row:
+                break
+        else:
+            return requests
+    return [_checked_lane(state, plan, step) for step in steps]
 
 
 def _checked_lane(state: State, plan: ScheduledPlan, step: ScheduledStep) -> Request:
