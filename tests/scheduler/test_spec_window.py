@@ -18,7 +18,7 @@ from helios.scheduler import (
     StalePlanError,
     TimeError,
 )
-from tests.support.catalogs import gpu_like
+from tests.support.catalogs import TINY, gpu_like
 from tests.support.device import token_of
 from tests.support.snapshot import freeze
 from tests.support.world import World, measured_world
@@ -80,6 +80,22 @@ def test_explain_ranks_the_candidates_best_first() -> None:
     world.commit(plan)
     world.finish_frame()
     assert world.scheduler.explain() == ranked, "a later completion changed what was decided"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_decision_is_explained_as_it_was_taken(asked: bool) -> None:
+    """Costs that were measured since do not enter: without asking in time the plan's is left."""
+    world = World(TINY, rows=2)
+    world.admit("a", 40)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.terms is not None
+    in_time = world.scheduler.explain() if asked else (plan.terms,)
+    world.commit(plan)
+    assert world.scheduler.explain() == in_time
+    world.finish_frame()
+    assert world.scheduler.explain() == in_time
+    assert {score.duration_ms for score in in_time} == {0.0}
 
 
 def test_two_decode_frames_fit_and_a_third_does_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 
 from helios.scheduler import exploration
@@ -47,10 +48,10 @@ def plan(state: State) -> ScheduledPlan | None:
     ages = costs.ages_at(now_ns)
     winner = decision.winner
     if winner is None:
-        state.decision = Decided(decision, ages, None)
+        state.decision = Decided(decision, ages, None, state.version)
         return None
     choice = exploration.selected(state, decision, winner)
-    state.decision = Decided(decision, ages, choice)
+    state.decision = Decided(decision, ages, choice, state.version)
     candidate = choice.candidate
     graph_index = candidate.graph_index
     graph = state.catalog.graphs[graph_index]
@@ -81,12 +82,23 @@ def explain(state: State) -> tuple[CandidateScore, ...]:
     decided = state.decision
     if decided is None:
         return ()
-    ranked = decided.decision.ranked()
-    selected = decided.selected
-    if selected is not None and selected.is_probe:
-        # A probe runs although others rank above it, and may be too padded to be ranked at all.
-        ranked = [selected.candidate, *(c for c in ranked if c != selected.candidate)]
-    return tuple(_score(decided, candidate, state.costs.ttl_ns) for candidate in ranked)
+    if decided.scores is None:
+        if state.version != decided.version:
+            # The lanes of the others would be made from requests and costs that have moved on.
+            return _scores(state, decided, [decided.selected.candidate] if decided.selected else [])
+        ranked = decided.decision.ranked()
+        selected = decided.selected
+        if selected is not None and selected.is_probe:
+            # A probe runs although others rank above it, and may be too padded to be ranked at all.
+            ranked = [selected.candidate, *(c for c in ranked if c != selected.candidate)]
+        decided.scores = _scores(state, decided, ranked)
+    return decided.scores
+
+
+def _scores(
+    state: State, decided: Decided, candidates: Sequence[Candidate]
+) -> tuple[CandidateScore, ...]:
+    return tuple(_score(decided, candidate, state.costs.ttl_ns) for candidate in candidates)
 
 
 def _score(decided: Decided, candidate: Candidate, ttl_ns: int) -> CandidateScore:

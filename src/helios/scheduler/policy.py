@@ -123,13 +123,22 @@ class Selected(NamedTuple):
         return self.reason not in (SelectionReason.ORDINARY, SelectionReason.DISCOVERY)
 
 
-class Decided(NamedTuple):
+class Decided:
     """A decision as it can be explained: what was compared, and how old every cost was."""
 
-    decision: Decision
-    ages: CostAges
-    selected: Selected | None
-    """None when there was no candidate."""
+    __slots__ = ("ages", "decision", "scores", "selected", "version")
+
+    def __init__(
+        self, decision: Decision, ages: CostAges, selected: Selected | None, version: int
+    ) -> None:
+        self.decision = decision
+        self.ages = ages
+        self.selected = selected
+        """None when there was no candidate."""
+        self.version = version
+        """State version in which its candidates can be made; they are not copied for later."""
+        self.scores: tuple[CandidateScore, ...] | None = None
+        """All of them, once somebody has asked."""
 
 
 def reason_of(candidate: Candidate) -> SelectionReason:

@@ -220,7 +220,11 @@ class Scheduler:
         return planning.plan(self._state)
 
     def explain(self) -> tuple[CandidateScore, ...]:
-        """Return the last decision's candidates with every term of their scores, best first."""
+        """Return the last decision's candidates with every term of their scores, best first.
+
+        Ask before the next call that changes the state: afterwards only the selected one is left,
+        unless all of them were asked for in time.
+        """
         return planning.explain(self._state)
 
     # The frame protocol ---------------------------------------------------------------------------
