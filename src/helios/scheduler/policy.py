@@ -136,7 +136,7 @@ class Decided:
         self.selected = selected
         """None when there was no candidate."""
         self.version = version
-        """State version in which its candidates can be made; they are not copied for later."""
+        """State version up to which its candidates can be made; they are not copied for later."""
         self.scores: tuple[CandidateScore, ...] | None = None
         """All of them, once somebody has asked."""
 

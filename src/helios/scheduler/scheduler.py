@@ -222,8 +222,8 @@ class Scheduler:
     def explain(self) -> tuple[CandidateScore, ...]:
         """Return the last decision's candidates with every term of their scores, best first.
 
-        Ask before the next call that changes the state: afterwards only the selected one is left,
-        unless all of them were asked for in time.
+        Ask before anything but the commit of its plan changes the state (where pages grow, before
+        that too): afterwards only the selected one is left, unless all were asked for in time.
         """
         return planning.explain(self._state)
 

@@ -31,6 +31,10 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     pools = standing.pools(prompts_are_a_class=is_class) if standing.tenancies else ()
     standing.settle_arrivals(state.policy.arrival_shares)
     take_pages(state, plan, requests)
+    decided, takes_pages = state.decision, state.pool.config.page_growth
+    if decided is not None and decided.version == state.version and not takes_pages:
+        # Its candidates are made from nothing that the frame changes.
+        decided.version += 1
     state.version += 1
     state.last_fence = fence
     state.commits += 1
