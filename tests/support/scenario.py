@@ -6,10 +6,11 @@ start rounds mode=adaptive|fixed|ordinary width= rows= widths= ragged=D:QUARTERS
     mixed=W:PROMPT,.. mixed_ordinary= vision= [states] prefills= [cold] snapshot_rows= FIELD=
     The recipe of `catalogs.Recipe`; measured is the default here too.
 duration NAME=MS            from now on, the program truly costs this
+measure                     let the scheduler observe every true cost once, now
 admit NAME prompt= output= ends_at= count= weight= [scored] [feedback]
     With count=N the requests are NAME0 to NAME(N-1). What of its proposals is accepted:
     accepts=K in every round, chance=P1,P2,.. by depth, script=K1,K2,.. by output position.
-    tenant= and width_limit= as in RequestSpec.
+    tenant= and width_limit= as in RequestSpec; keep=N asks for the state at N prompt tokens.
 run frames=                 run frames; prints them, equal neighbours folded
 until ms=                   run until a moment after start
 idle                        run until nothing is left
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterable
 
 from helios.scheduler import (
     DecodeMode,
+    Endpoint,
     GraphKind,
     PolicyConfig,
     ScheduledPlan,
@@ -109,6 +111,10 @@ class Scenario:
             self.now.model = self.now.model.with_duration(name, float(ms))
         return "ok"
 
+    def on_measure(self, arguments: Arguments) -> str:
+        measure_directly(self.now)
+        return "ok"
+
     def on_admit(self, arguments: Arguments) -> str:
         world = self.now
         is_scored, needs_feedback = arguments.flag("scored"), arguments.flag("feedback")
@@ -121,6 +127,7 @@ class Scenario:
             "weight": arguments.real("weight", 1.0),
             "tenant": arguments.text("tenant", ""),
             "width_limit": arguments.number("width_limit", 0),
+            "endpoints": _kept(arguments),
             "acceptance": _acceptance(arguments),
         }
         names = [f"{name}{index}" for index in range(count)] or [name]
@@ -265,6 +272,11 @@ def _recipe(arguments: Arguments, rows: int) -> Recipe:
 def _speculation(arguments: Arguments) -> SpeculationConfig:
     mode = DecodeMode(arguments.text("mode", "adaptive"))
     return SpeculationConfig(mode=mode, fixed_width=arguments.number("width", 0))
+
+
+def _kept(arguments: Arguments) -> tuple[Endpoint, ...]:
+    tokens = arguments.number("keep", 0)
+    return (Endpoint(tokens, b"kept"),) if tokens else ()
 
 
 def _acceptance(arguments: Arguments) -> Acceptance:
