@@ -48,7 +48,11 @@ def aged(cells: Floats, generated: Integers) -> Floats:
 
     A weight halves with every 128 tokens generated since its depth's last observation.
     """
-    return cells[:, WEIGHT] * np.exp2((cells[:, COUNT] - generated[:, None]) / HALF_LIFE_TOKENS)
+    halvings = cells[:, COUNT] - generated[:, None]
+    halvings /= HALF_LIFE_TOKENS
+    weights: Floats = np.exp2(halvings, out=halvings)
+    weights *= cells[:, WEIGHT]
+    return weights
 
 
 def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers) -> None:
@@ -57,8 +61,13 @@ def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers) -> No
     w <- min(aged w + 1, 128), m <- m + (y - m)/w. What is not seen keeps its mean and its weight.
     """
     means = cells[:, MEAN]
-    weights = np.minimum(aged(cells, generated) + 1.0, WEIGHT_CAP)
-    np.copyto(means, means + (values - means) / weights, where=seen)
+    weights = aged(cells, generated)
+    weights += 1.0
+    np.minimum(weights, WEIGHT_CAP, out=weights)
+    moved = values - means
+    moved /= weights
+    moved += means
+    np.copyto(means, moved, where=seen)
     np.copyto(cells[:, WEIGHT], weights, where=seen)
     np.copyto(cells[:, COUNT], generated[:, None], where=seen)
 
@@ -168,8 +177,8 @@ class AcceptanceTable:
 
     def observe(
         self, source: int, lanes: Lanes, outcome: Outcome, survival: Floats | None = None
-    ) -> None:
-        """Learn one completed round from `outcome(lanes)`.
+    ) -> Floats:
+        """Learn one completed round from `outcome(lanes)`; return the `survivals` before it.
 
         `survival` [n, depth] replaces the binary outcome of evaluated depths by the program's own
         probabilities; what is censored stays so.
@@ -177,5 +186,7 @@ class AcceptanceTable:
         seen = outcome.seen
         values = outcome.accepted if survival is None else np.where(seen, survival, 0.0)
         cells = self._cells[lanes.rows, source]
+        before: Floats = np.minimum.accumulate(cells[:, MEAN], axis=1)
         learn(cells, values, seen, lanes.generated)
         self._cells[lanes.rows, source] = cells
+        return before

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helios.scheduler.acceptance import Floats, Integers, Outcome
+from helios.scheduler.acceptance import Floats, Outcome
 
 
 class CalibrationEntry(NamedTuple):
@@ -34,32 +34,30 @@ class CalibrationEntry(NamedTuple):
 class Calibration:
     """Running sums of one kind of estimate, per depth."""
 
-    __slots__ = ("_accepted", "_counts", "_predicted", "_squared")
+    __slots__ = ("_sums",)
 
     def __init__(self, depth: int) -> None:
-        self._counts: Integers = np.zeros(depth, dtype=np.int64)
-        self._predicted: Floats = np.zeros(depth)
-        self._accepted: Floats = np.zeros(depth)
-        self._squared: Floats = np.zeros(depth)
+        self._sums: Floats = np.zeros((4, depth))
+        """Observations, predictions, acceptances and squared errors of every depth."""
 
     def observe(self, predicted: Floats, outcome: Outcome) -> None:
         """Compare predictions [n, depth] with what a completed round showed."""
-        seen = outcome.seen.astype(np.float64)
-        missed = predicted - outcome.accepted
-        self._counts += outcome.seen.sum(axis=0)
-        self._predicted += np.einsum("ij,ij->j", predicted, seen)
-        self._accepted += np.einsum("ij,ij->j", outcome.accepted, seen)
-        self._squared += np.einsum("ij,ij->j", missed * missed, seen)
+        planes = np.empty((4, *predicted.shape))
+        planes[0], planes[1], planes[2] = 1.0, predicted, outcome.accepted
+        missed = np.subtract(predicted, outcome.accepted, out=planes[3])
+        missed *= missed
+        self._sums += np.einsum("kij,ij->kj", planes, outcome.seen.astype(np.float64))
 
     def entries(self) -> tuple[CalibrationEntry, ...]:
         """Return the depths that were observed at least once, shallowest first."""
         return tuple(
             CalibrationEntry(
-                depth=int(index) + 1,
-                observations=int(self._counts[index]),
-                predicted=float(self._predicted[index] / self._counts[index]),
-                accepted=float(self._accepted[index] / self._counts[index]),
-                squared_error=float(self._squared[index] / self._counts[index]),
+                depth=index + 1,
+                observations=int(count),
+                predicted=predicted / count,
+                accepted=accepted / count,
+                squared_error=squared / count,
             )
-            for index in np.flatnonzero(self._counts)
+            for index, (count, predicted, accepted, squared) in enumerate(self._sums.T.tolist())
+            if count
         )

@@ -121,8 +121,10 @@ class ForecastTable:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""
         return aged(self._cells[rows], generated)
 
-    def observe(self, program: int, lanes: Lanes, values: Floats) -> None:
+    def observe(self, program: int, lanes: Lanes, values: Floats) -> Floats:
         """Learn the joint prefix probabilities [n, depth] of one completed round.
+
+        It returns the `means` before it.
 
         A lane of ceiling c teaches depths 1 to c - 1, whatever the device offered it; deeper values
         are not looked at and deeper forecasts keep their means.
@@ -134,10 +136,12 @@ class ForecastTable:
         means, own = cells[:, MEAN], cells[:, OWN]
         # A depth that stays unseen is not marked as own, so its mean is never read.
         np.copyto(means, self._starts[rows, index], where=own == 0.0)
+        before: Floats = np.minimum.accumulate(means, axis=1)
         learn(cells, values, seen, generated)
         np.copyto(own, 1.0, where=seen)
         self._cells[rows] = cells
         self._move_prior(self._priors[index], values, seen)
+        return before
 
     def _move_prior(self, prior: Floats, values: Floats, seen: Flags) -> None:
         """Move the prior toward every seen value in lane order, all lanes in one expression.
@@ -145,10 +149,17 @@ class ForecastTable:
         `values` are zero where nothing was seen.
         p <- p + (y - p)/64 for y_1..y_k is p*a^k + sum of y_j*a^(k-j)/64, with a = 63/64.
         """
-        order = np.cumsum(seen, axis=0)
-        last = order[-1]
-        moved = prior * self._decay[last]
-        moved += (self._decay[last - order] * values).sum(axis=0) * PRIOR_STEP
+        count = len(seen)
+        if (seen[0] == seen).all():
+            # Every lane saw the same depths: the j-th of k has the same share of each of them.
+            moved = np.where(seen[0], prior * self._decay[count], prior)
+            shares = self._decay[count - 1 :: -1, None] if count > 1 else self._decay[:1, None]
+        else:
+            order = np.cumsum(seen, axis=0)
+            last = order[-1]
+            moved = prior * self._decay[last]
+            shares = self._decay[last - order]
+        moved += (shares * values).sum(axis=0) * PRIOR_STEP
         # The shares add up to one only up to rounding.
         np.minimum(moved, 1.0, out=prior)
 

@@ -69,10 +69,21 @@ class Generating(NamedTuple):
         return self.first_class[-1] + self.widths[-1]
 
 
+class EvenLanes(NamedTuple):
+    """What equal streams get in every generating program; arrays [programs]."""
+
+    lanes: Integers
+    depths: Integers
+    """Proposals of each lane."""
+    copies: Flags | None
+    """Which programs take copied proposals; None where none does."""
+
+
 class Geometry:
     """Capacities by graph index, the generating programs, and structural dominance."""
 
     __slots__ = (
+        "_even",
         "batch",
         "generating",
         "mixed",
@@ -105,6 +116,20 @@ class Geometry:
         )
         self.smaller = _smaller(catalog, self)
         """By graph index, the graphs that can make it redundant for some cohort."""
+        self._even: dict[int, EvenLanes] = {}
+        """Derived, by the number of streams."""
+
+    def even_lanes(self, streams: int) -> EvenLanes:
+        """Return how `streams` equal streams fill every generating program; read only."""
+        found = self._even.get(streams)
+        if found is None:
+            programs = self.generating
+            lanes = np.minimum(programs.batch, streams)
+            lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
+            is_copy = np.array([source is ProposalSource.COPY for source, _ in programs.variants])
+            copies = is_copy[programs.variant] if is_copy.any() else None
+            found = self._even[streams] = EvenLanes(lanes, lengths - 1, copies)
+        return found
 
 
 def chosen(programs: Generating, which: Flags) -> Generating:

@@ -193,9 +193,9 @@ def learn_round(
     """
     counts = [request.output_count if request in served else -1 for request in ran.requests]
     generated = np.array(counts, dtype=np.int64)
-    live = generated >= 0
     _, *columns = ran
-    if not live.all():
+    if -1 in counts:
+        live = generated >= 0
         columns = [column[live] for column in columns]
         generated = generated[live]
     rows, offered, ceilings, produced, terminated = columns

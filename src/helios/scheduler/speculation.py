@@ -81,13 +81,11 @@ class SpeculationHistory:
         """
         index = source_index(source)
         outcome = self.acceptance.outcome(lanes)
-        predicted = self.acceptance.survivals(lanes.rows, index)
+        predicted = self.acceptance.observe(index, lanes, outcome, survival)
         self._by_source[index].observe(predicted, outcome)
-        self.acceptance.observe(index, lanes, outcome, survival)
         if confidence is not None:
-            promised = self.forecasts.means(lanes.rows, graph_index)
+            promised = self.forecasts.observe(graph_index, lanes, confidence)
             self._by_forecast.observe(promised, outcome)
-            self.forecasts.observe(graph_index, lanes, confidence)
 
     def report(self) -> CalibrationReport:
         """Return the calibration of every estimate so far."""

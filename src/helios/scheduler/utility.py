@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable
-from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
+from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.config import PolicyConfig, SpeculationConfig
 from helios.scheduler.forecast import ForecastTable
 from helios.scheduler.geometry import Geometry, Integers
@@ -251,25 +251,36 @@ def decode_token_interval_ms(
     It is min T*K/(Y*min(B, K)) over the measured programs that serve decoders, Y the tokens that a
     lane is expected to commit: the mean of the decoders, at equal lengths that fit P.
     """
-    programs = shapes.geometry.generating
-    durations = np.asarray(durations_ms)[programs.graph]
-    if not streams or not (durations > 0.0).any():
-        return None
-    rows = np.array([request.row for request in decoders], dtype=np.int64)
-    limits = np.array([request.max_output - request.output_count for request in decoders])
-    lanes = np.minimum(programs.batch, streams)
-    lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
-    tokens = np.ones(len(lengths))
-    for number, (source, _) in enumerate(programs.variants):
-        index = COPY if source is ProposalSource.COPY else LEARNED
-        gains = acceptance.survivals(rows, index)
-        reach = np.arange(1, gains.shape[1] + 1) < limits[:, None]
-        mean = np.concatenate([[1.0], 1.0 + np.cumsum(np.where(reach, gains, 0.0).mean(axis=0))])
-        own = programs.variant == number
-        tokens[own] = mean[np.minimum(lengths[own], len(mean)) - 1]
+    durations = np.asarray(durations_ms)[shapes.geometry.generating.graph]
     measured = durations > 0.0
-    spacing = durations[measured] / (tokens[measured] * lanes[measured])
+    if not streams or not measured.any():
+        return None
+    lanes, depths, copies = shapes.geometry.even_lanes(streams)
+    rows = np.array([request.row for request in decoders], dtype=np.int64)
+    limits = [request.max_output - request.output_count for request in decoders]
+    tokens = _mean_tokens(acceptance.survivals(rows, LEARNED), limits).take(depths, mode="clip")
+    if copies is not None:
+        copied = _mean_tokens(acceptance.survivals(rows, COPY), limits).take(depths, mode="clip")
+        tokens = np.where(copies, copied, tokens)
+    tokens *= lanes
+    spacing = durations / tokens
+    if not measured.all():
+        spacing = spacing[measured]
     return streams * float(spacing.min())
+
+
+def _mean_tokens(gains: Floats, limits: Sequence[int]) -> Floats:
+    """Return the mean tokens of lanes of 1, 2, ... target rows, [depth + 1].
+
+    `gains` [n, depth] are survivals, `limits` [n] the outputs that each lane has left.
+    """
+    count, depth = gains.shape
+    if min(limits, default=0) <= depth:
+        gains = np.where(np.arange(1, depth + 1) < np.array(limits)[:, None], gains, 0.0)
+    tokens = np.ones(depth + 1)
+    np.cumsum(np.add.reduce(gains, axis=0) / count, out=tokens[1:])
+    tokens[1:] += 1.0
+    return tokens
 
 
 def family_interval_ms(
