@@ -139,6 +139,11 @@ def test_a_preempted_request_keeps_handle_prices_and_counters() -> None:
         assert request.delivery_price == delivery
         world.step()
     assert request.account.token_price == price, "no newcomer's price"
+    request.account.token_price = price = 1e-6
+    while request.prompt_done == 0 and request.preemptions == 1:
+        assert request.account.token_price < 0.2, "its own price, however low it was"
+        world.submit()
+        world.finish_frame()
     assert world.by_handle[request.handle].spec is request.spec
     run_and_check(world)
 

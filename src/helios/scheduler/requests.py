@@ -166,6 +166,11 @@ class Request:
         self.account.token_price = price
 
     @property
+    def is_newcomer(self) -> bool:
+        """Nothing of it was ever served. What a preempted one has to compute again was."""
+        return self.prompt_done == 0 and not self.preemptions
+
+    @property
     def remaining_prompt(self) -> int:
         """Prompt tokens not yet consumed."""
         return self.prompt_tokens - self.prompt_done

@@ -43,7 +43,7 @@ class Tenancy(NamedTuple):
     @property
     def newcomers(self) -> int:
         """Prompts of which nothing has been consumed yet."""
-        return sum([request.prompt_done == 0 for request in self.prompts])
+        return sum([request.is_newcomer for request in self.prompts])
 
 
 class Standing:
@@ -332,7 +332,7 @@ class Standing:
         a newcomer (decision 0014). None while no rate is measured.
         """
         machine = self.machine_rates[request]
-        if machine is None or (price is not None and request.prompt_done):
+        if machine is None or (price is not None and not request.is_newcomer):
             return price
         arrival = arrival_price(shares * self.burst_tokens, self.participants, machine)
         if self.tenancies and request.account.is_shared:
