@@ -60,7 +60,7 @@ def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers) -> No
 
     w <- min(aged w + 1, 128), m <- m + (y - m)/w. What is not seen keeps its mean and its weight.
     """
-    means = cells[:, MEAN]
+    means, generated = cells[:, MEAN], generated.astype(np.float64)
     weights = aged(cells, generated)
     weights += 1.0
     np.minimum(weights, WEIGHT_CAP, out=weights)

@@ -56,8 +56,10 @@ def settle(
         if share.delivery_rate is not None:
             gain = flow_over(0.0, interval_ms, share.delivery_rate, adaptation_ms).gain
             for request in share.requests:
-                if request.delivery_price is not None:
-                    request.delivery_price = min(request.delivery_price + gain, PRICE_CEILING)
+                price = request.delivery_price
+                if price is not None:
+                    price += gain
+                    request.delivery_price = PRICE_CEILING if price > PRICE_CEILING else price
     for pool in pools:
         account = pool.account
         if account.token_price is not None and pool.token_rate is not None:
@@ -124,7 +126,10 @@ class LastInterval:
             # The first burst makes a history: one delivery per measured frame duration.
             request.delivery_price = clamped(self.interval_ms)
         elif self._flow is not None:
-            request.delivery_price = self._flow.apply(before)
+            keep, gain = self._flow
+            price = before * keep + gain
+            sane = PRICE_FLOOR < price < PRICE_CEILING
+            request.delivery_price = price if sane else clamped(price)
 
 
 def last_interval(

@@ -20,6 +20,7 @@ from helios.scheduler.catalog import (
 from helios.scheduler.config import SpeculationConfig
 
 Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 Variant = tuple[ProposalSource, RowAllocation]
@@ -72,7 +73,7 @@ class Generating(NamedTuple):
 class EvenLanes(NamedTuple):
     """What equal streams get in every generating program; arrays [programs]."""
 
-    lanes: Integers
+    lanes: Floats
     depths: Integers
     """Proposals of each lane."""
     copies: Flags | None
@@ -128,7 +129,7 @@ class Geometry:
             lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
             is_copy = np.array([source is ProposalSource.COPY for source, _ in programs.variants])
             copies = is_copy[programs.variant] if is_copy.any() else None
-            found = self._even[streams] = EvenLanes(lanes, lengths - 1, copies)
+            found = self._even[streams] = EvenLanes(lanes.astype(np.float64), lengths - 1, copies)
         return found
 
 

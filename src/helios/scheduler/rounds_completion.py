@@ -7,19 +7,25 @@ that ran, up to the program's depth. See docs/design/scheduling-runtime.md secti
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from helios.scheduler.acceptance import Floats, Integers, Lanes
-from helios.scheduler.catalog import RowAllocation
+from helios.scheduler.acceptance import Flags, Floats, Integers, Lanes
+from helios.scheduler.catalog import GraphKind, RowAllocation
 from helios.scheduler.errors import CompletionError
+from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import CompletionRecord
 from helios.scheduler.requests import Request
 from helios.scheduler.speculation import SpeculationHistory
 from helios.scheduler.window import Frame
+
+_ROW = operator.attrgetter("row")
+_CEILING = operator.attrgetter("output_ceiling")
+_TERMINATED = operator.attrgetter("terminated")
 
 Sidecar = npt.NDArray[np.float32]
 
@@ -60,39 +66,57 @@ def offered_rows(record: CompletionRecord, ceiling: int) -> int:
 
 
 class Ran(NamedTuple):
-    """The generating lanes of a round that committed tokens; int64 columns [n].
+    """The generating lanes of a round that committed tokens; columns [n].
 
     A lane that an earlier end token or the host silenced ran nowhere and is not among them.
     """
 
-    requests: list[Request]
+    requests: Sequence[Request]
     rows: Integers
     offered: Integers
     ceilings: Integers
     produced: Integers
-    terminated: Integers
+    terminated: Flags
 
 
 def lanes_that_ran(frame: Frame, records: Sequence[CompletionRecord]) -> Ran | None:
     """Return the lanes of checked records that generated; None for a program without proposals."""
-    if frame.plan.graph.proposal_depth == 0:
+    graph = frame.plan.graph
+    if graph.proposal_depth == 0:
         return None
-    requests: list[Request] = []
-    lanes: list[int] = []
-    for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True):
-        if record.tokens and not step.prompt_tokens:
-            ceiling = step.output_ceiling
-            offered = record.offered or ceiling
-            requests.append(request)
-            lanes += (step.row, offered, ceiling, len(record.tokens), record.terminated)
-    return Ran(requests, *np.array(lanes, dtype=np.int64).reshape(-1, 5).T)
+    steps: Sequence[ScheduledStep] = frame.plan.steps
+    requests: Sequence[Request] = frame.requests
+    produced = [len(record.tokens) for record in records]
+    if graph.kind is GraphKind.MIXED or 0 in produced:
+        ran = [i for i, count in enumerate(produced) if count and not steps[i].prompt_tokens]
+        steps, requests = [steps[i] for i in ran], [requests[i] for i in ran]
+        records, produced = [records[i] for i in ran], [produced[i] for i in ran]
+    count = len(steps)
+    ceilings = np.fromiter(map(_CEILING, steps), np.int64, count)
+    offered = ceilings
+    if graph.allocation is RowAllocation.DEVICE:
+        told = [
+            record.offered or step.output_ceiling
+            for step, record in zip(steps, records, strict=True)
+        ]
+        offered = np.array(told, dtype=np.int64)
+    return Ran(
+        requests,
+        np.fromiter(map(_ROW, steps), np.int64, count),
+        offered,
+        ceilings,
+        np.array(produced, dtype=np.int64),
+        np.fromiter(map(_TERMINATED, records), np.bool_, count),
+    )
 
 
 def check_packed_rows(frame: Frame, ran: Ran) -> None:
     """Raise CompletionError when a device gave its lanes more rows than the program has."""
     graph = frame.plan.graph
+    if graph.allocation is not RowAllocation.DEVICE:
+        return
     total = int(ran.offered.sum())
-    if graph.allocation is RowAllocation.DEVICE and total > graph.rows:
+    if total > graph.rows:
         raise CompletionError(
             f"fence {frame.fence}: {total} target rows were offered, {graph.name} has {graph.rows}"
         )
@@ -106,6 +130,8 @@ def check_sidecars(
     `shape` is [ranks, rows, draft capacity]; the ranks are None when the caller did not say.
     """
     depth = frame.plan.graph.proposal_depth
+    if sidecars is NO_SIDECARS:
+        return
     for name, is_taken, sidecar, reach in (
         ("confidence", sidecars.is_packed, sidecars.confidence, None),
         ("survival", sidecars.has_survival, sidecars.survival, ran.offered - 1),
@@ -193,15 +219,14 @@ def learn_round(
     """
     counts = [request.output_count if request in served else -1 for request in ran.requests]
     generated = np.array(counts, dtype=np.int64)
-    _, *columns = ran
+    _, rows, offered, ceilings, produced, terminated = ran
     if -1 in counts:
         live = generated >= 0
-        columns = [column[live] for column in columns]
-        generated = generated[live]
-    rows, offered, ceilings, produced, terminated = columns
+        rows, offered, ceilings = rows[live], offered[live], ceilings[live]
+        produced, terminated, generated = produced[live], terminated[live], generated[live]
     if not len(rows):
         return
-    lanes = Lanes(rows, offered, ceilings, produced, terminated.astype(np.bool_), generated)
+    lanes = Lanes(rows, offered, ceilings, produced, terminated, generated)
     plan = frame.plan
     history.observe(
         plan.graph_index,
