@@ -12,11 +12,12 @@ from helios.scheduler import (
     CompletionRecord,
     ExecutionTiming,
     FenceError,
+    InvalidCatalogError,
     InvalidPolicyError,
     SchedulerError,
     TimeError,
 )
-from tests.support.catalogs import TINY
+from tests.support.catalogs import TINY, descriptor
 from tests.support.snapshot import freeze
 from tests.support.world import World
 
@@ -74,3 +75,17 @@ def test_a_policy_of_another_kind_is_refused() -> None:
     other: Any = None
     refused(world, InvalidPolicyError, lambda: world.scheduler.configure_policy(other))
     assert world.scheduler.policy == world.policy
+
+
+@pytest.mark.parametrize("duration_ns", [BEYOND, 10**400, 0, True, 1.5])
+def test_a_seed_that_is_no_interval_is_refused_before_any_change(duration_ns: Any) -> None:
+    """Also where another seed is good."""
+    world = World(TINY)
+    seeds = {"decode-b1": 1_000_000, "prefill-c16": duration_ns}
+    refused(world, InvalidCatalogError, lambda: world.scheduler.seed_costs(seeds))
+
+
+def test_a_round_of_more_rows_than_an_integer_counts_is_no_graph() -> None:
+    """B times W is counted before it is put in an array."""
+    with pytest.raises(InvalidCatalogError, match="2\\*\\*62"):
+        descriptor(f"speculative-b64-d{1 << 60}-w{1 << 60}")

@@ -11,7 +11,7 @@ import enum
 import itertools
 from collections.abc import Iterable
 
-from helios.scheduler.checks import check_integer, check_type
+from helios.scheduler.checks import LARGEST_INTEGER, check_integer, check_type
 from helios.scheduler.config import DecodeMode, SpeculationConfig
 from helios.scheduler.errors import InvalidCatalogError
 
@@ -135,6 +135,8 @@ class GraphDescriptor:
             raise InvalidCatalogError(f"{self.name}: batch_capacity must be 1 to {MAX_BATCH}")
         if self.token_capacity < 1:
             raise InvalidCatalogError(f"{self.name}: token_capacity must be positive")
+        if self.batch_capacity * self.token_capacity > LARGEST_INTEGER:
+            raise InvalidCatalogError(f"{self.name}: B * W is above 2**62")
         if self.kind in _ONE_ROW:
             if self.batch_capacity != 1:
                 raise InvalidCatalogError(f"{self.name}: a prefill graph has one request row")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.scheduler.catalog import Catalog, GraphDescriptor
+from helios.scheduler.checks import check_integer
 from helios.scheduler.errors import InvalidCatalogError
 from helios.scheduler.records import ExecutionTiming
 from helios.scheduler.units import ms_of
@@ -154,10 +155,7 @@ class CostTable:
         for name, duration_ns in seeds.items():
             if name not in self._names:
                 raise InvalidCatalogError(f"cost seed for {name}, which is not in the catalog")
-            if isinstance(duration_ns, bool) or not isinstance(duration_ns, int) or duration_ns < 1:
-                raise InvalidCatalogError(
-                    f"cost seed of {name} must be a positive integer of ns, not {duration_ns!r}"
-                )
+            check_integer(InvalidCatalogError, f"cost seed of {name}, ns,", duration_ns, least=1)
         for name in sorted(seeds, key=lambda name: -len(self._names[name])):
             for index in self._names[name]:
                 self._samples[index] = []
