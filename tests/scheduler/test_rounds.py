@@ -253,3 +253,23 @@ def test_a_queued_lane_advances_by_no_more_than_all_target_rows() -> None:
     assert (second.position, second.output_ceiling) == (12, 3)
     world.run_until_idle()
     assert len(world.streams["a"].tokens) == 6
+
+
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_a_device_gets_no_more_rows_than_the_supplied_copies_fill(copies: int) -> None:
+    """Who allocates does not change what the host can copy (9.3)."""
+    model = modelled(
+        {
+            "initialize-b1": 0.25,
+            "prefill-c64": 4.0,
+            "terminal-b1": 0.25,
+            "speculative-b1-d3-w4-copy-device": 3.0,
+        }
+    )
+    world = DeviceWorld(model, speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE))
+    measure_directly(world)
+    handle = world.admit("a", 10, 60)
+    world.run(2)
+    world.scheduler.supply_copies(handle, copies)
+    (flight,) = world.submit()
+    assert flight.plan.steps[0].output_ceiling == 1 + copies

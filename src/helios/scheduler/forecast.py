@@ -169,12 +169,14 @@ def priced_survivals(
     forecast: Floats,
     rows: Integers,
     generated: Integers,
+    *,
+    source: int = LEARNED,
 ) -> Floats:
     """Return what prices a predicted prefix of device-allocated rows, [n, depth], nonincreasing.
 
     Verified acceptance once its aged weight exceeds the start weight, the `forecast` means [n,
     depth] of the program before.
     """
-    known = acceptance.weights(rows, LEARNED, generated) > START_WEIGHT
-    values = np.where(known, acceptance.survivals(rows, LEARNED), forecast)
+    known = acceptance.weights(rows, source, generated) > START_WEIGHT
+    values = np.where(known, acceptance.survivals(rows, source), forecast)
     return np.minimum.accumulate(values, axis=1)

@@ -403,7 +403,8 @@ def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:
         return Pricing(scene.table, first, lane_class, scene.orders[variant])
     width = int(programs.width[place])
     graph, alpha = int(programs.graph[place]), scene.view.policy.adaptive_verification_alpha
-    found = program_yields(scene.view.decoders, graph, width, scene.estimates)
+    source, _ = programs.variants[variant]
+    found = program_yields(scene.view.decoders, source, graph, width, scene.estimates)
     yields = found.placed(scene.streams.place, alpha)
     return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
 

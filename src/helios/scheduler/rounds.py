@@ -40,18 +40,23 @@ def yields_of(
     for index, (source, allocation) in enumerate(programs.variants):
         width = programs.widths[index]
         if allocation is RowAllocation.DEVICE:
-            found.append(reader.device(programs.graph[programs.variant == index], width))
+            graphs = programs.graph[programs.variant == index]
+            found.append(reader.device(source, graphs, width))
         else:
             found.append(reader.host(source, width))
     return found
 
 
 def program_yields(
-    requests: Sequence[Request], graph_index: int, width: int, estimates: Estimates
+    requests: Sequence[Request],
+    source: ProposalSource,
+    graph_index: int,
+    width: int,
+    estimates: Estimates,
 ) -> Yields:
     """Return the exact yields of one device-allocated program."""
     graphs = np.array([graph_index], dtype=np.int64)
-    return _Reader(requests, estimates).device(graphs, width)
+    return _Reader(requests, estimates).device(source, graphs, width)
 
 
 class _Reader:
@@ -66,13 +71,16 @@ class _Reader:
         self._generated = _integers([request.output_count for request in requests])
 
     def host(self, source: ProposalSource, width: int) -> Yields:
-        limits = self._limits
-        if source is ProposalSource.COPY:
-            copies = _integers([1 + request.copies for request in self._requests])
-            limits = np.minimum(limits, copies)
-        return Yields(self._survivals(source)[:, : width - 1], limits)
+        return Yields(self._survivals(source)[:, : width - 1], self._limits_of(source))
 
-    def device(self, graphs: Integers, width: int) -> Yields:
+    def _limits_of(self, source: ProposalSource) -> Integers:
+        """Return the rows that each request allows; copies are no more than the host supplied."""
+        if source is not ProposalSource.COPY:
+            return self._limits
+        copies = _integers([1 + request.copies for request in self._requests])
+        return np.minimum(self._limits, copies)
+
+    def device(self, source: ProposalSource, graphs: Integers, width: int) -> Yields:
         """Return yields that bound all `graphs`; exact when their forecasts agree.
 
         Programs have population priors of their own, which speak for rows without any forecast.
@@ -82,19 +90,23 @@ class _Reader:
         if len(graphs) == 1:
             means, is_exact = forecast.means(self._rows, int(graphs[0])), True
         if self._estimates.optimistic:
-            priced = self._survivals(ProposalSource.LEARNED)
+            priced = self._survivals(source)
         else:
-            acceptance = self._estimates.acceptance
-            priced = priced_survivals(acceptance, means, self._rows, self._generated)
+            acceptance, index = self._estimates.acceptance, _index_of(source)
+            priced = priced_survivals(acceptance, means, self._rows, self._generated, source=index)
         order = means[:, : width - 1]
-        return Yields(priced[:, : width - 1], self._limits, order, is_exact)
+        return Yields(priced[:, : width - 1], self._limits_of(source), order, is_exact)
 
     def _survivals(self, source: ProposalSource) -> Floats:
-        index = COPY if source is ProposalSource.COPY else LEARNED
+        index = _index_of(source)
         acceptance = self._estimates.acceptance
         if self._estimates.optimistic:
             return acceptance.optimistic(self._rows, index, self._generated)
         return acceptance.survivals(self._rows, index)
+
+
+def _index_of(source: ProposalSource) -> int:
+    return COPY if source is ProposalSource.COPY else LEARNED
 
 
 def _integers(values: list[int]) -> Integers:
