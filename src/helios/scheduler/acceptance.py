@@ -72,6 +72,21 @@ def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers) -> No
     np.copyto(cells[:, COUNT], generated[:, None], where=seen)
 
 
+def mean_tokens(gains: Floats, limits: Sequence[int]) -> Floats:
+    """Return the mean tokens of lanes of 1, 2, ... target rows, [depth + 1].
+
+    `gains` [n, depth] are survivals, `limits` [n] the outputs that each lane has left.
+    """
+    count, depth = gains.shape
+    if min(limits, default=0) <= depth:
+        gains = np.where(np.arange(1, depth + 1) < np.array(limits)[:, None], gains, 0.0)
+    tokens, beyond = [1.0], 0.0
+    for total in np.add.reduce(gains, axis=0).tolist():
+        beyond += total / count
+        tokens.append(1.0 + beyond)
+    return np.array(tokens)
+
+
 class Lanes(NamedTuple):
     """The generating lanes of one completed round: distinct rows, one entry per lane."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cost import CostTable
+from helios.scheduler.geometry import PLAIN
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import yields_of
@@ -20,6 +21,7 @@ from helios.scheduler.service import arrival_price
 from helios.scheduler.tenants import Account
 from helios.scheduler.utility import (
     Estimates,
+    Floats,
     Shapes,
     Yields,
     decode_interval_ms,
@@ -291,6 +293,7 @@ class Standing:
                     self.streams,
                     self.batched,
                     self._estimates.acceptance,
+                    learned=self._read_survivals(),
                 ),
             )
         return self._token_interval[0]
@@ -317,6 +320,18 @@ class Standing:
             if interval_ms is not None and token_interval_ms is not None:
                 self._burst_tokens = interval_ms / token_interval_ms
         return self._burst_tokens
+
+    def _read_survivals(self) -> Floats | None:
+        """Return the streams' drafted survivals [n, depth] if a decision has read them already."""
+        if self._yields is None or self._estimates is None or self.streams is not self.decoders:
+            return None
+        for variant, found in zip(
+            self._shapes.geometry.generating.variants, self._yields, strict=True
+        ):
+            is_host = variant == PLAIN
+            if is_host and found.gains.shape[1] == self._estimates.acceptance.depth:
+                return found.gains
+        return None
 
     def _token_rate(self) -> float | None:
         return None if self.token_interval_ms is None else 1.0 / self.token_interval_ms

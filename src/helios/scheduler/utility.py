@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable
+from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable, mean_tokens
 from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.config import PolicyConfig, SpeculationConfig
 from helios.scheduler.forecast import ForecastTable
@@ -245,42 +245,33 @@ def decode_token_interval_ms(
     decoders: Sequence[Request],
     streams: int,
     acceptance: AcceptanceTable,
+    *,
+    learned: Floats | None = None,
 ) -> float | None:
     """Return the inverse of a decoder's reference token rate, ms; None while nothing is measured.
 
     It is min T*K/(Y*min(B, K)) over the measured programs that serve decoders, Y the tokens that a
-    lane is expected to commit: the mean of the decoders, at equal lengths that fit P.
+    lane is expected to commit: the mean of the decoders, at equal lengths that fit P. `learned` are
+    their drafted survivals [n, depth] where the caller has read them.
     """
     durations = np.asarray(durations_ms)[shapes.geometry.generating.graph]
-    measured = durations > 0.0
-    if not streams or not measured.any():
+    least = float(durations.min())
+    if not streams or (least <= 0.0 and not (durations > 0.0).any()):
         return None
     lanes, depths, copies = shapes.geometry.even_lanes(streams)
-    rows = np.array([request.row for request in decoders], dtype=np.int64)
     limits = [request.max_output - request.output_count for request in decoders]
-    tokens = _mean_tokens(acceptance.survivals(rows, LEARNED), limits).take(depths, mode="clip")
+    if learned is None or copies is not None:
+        rows = np.array([request.row for request in decoders], dtype=np.int64)
+        learned = acceptance.survivals(rows, LEARNED)
+    tokens = mean_tokens(learned, limits).take(depths, mode="clip")
     if copies is not None:
-        copied = _mean_tokens(acceptance.survivals(rows, COPY), limits).take(depths, mode="clip")
+        copied = mean_tokens(acceptance.survivals(rows, COPY), limits).take(depths, mode="clip")
         tokens = np.where(copies, copied, tokens)
     tokens *= lanes
     spacing = durations / tokens
-    if not measured.all():
-        spacing = spacing[measured]
+    if least <= 0.0:
+        spacing = spacing[durations > 0.0]
     return streams * float(spacing.min())
-
-
-def _mean_tokens(gains: Floats, limits: Sequence[int]) -> Floats:
-    """Return the mean tokens of lanes of 1, 2, ... target rows, [depth + 1].
-
-    `gains` [n, depth] are survivals, `limits` [n] the outputs that each lane has left.
-    """
-    count, depth = gains.shape
-    if min(limits, default=0) <= depth:
-        gains = np.where(np.arange(1, depth + 1) < np.array(limits)[:, None], gains, 0.0)
-    tokens = np.ones(depth + 1)
-    np.cumsum(np.add.reduce(gains, axis=0) / count, out=tokens[1:])
-    tokens[1:] += 1.0
-    return tokens
 
 
 def family_interval_ms(
