@@ -66,8 +66,7 @@ def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers) -> No
     np.minimum(weights, WEIGHT_CAP, out=weights)
     moved = values - means
     moved /= weights
-    moved += means
-    np.copyto(means, moved, where=seen)
+    np.add(means, moved, out=means, where=seen)
     np.copyto(cells[:, WEIGHT], weights, where=seen)
     np.copyto(cells[:, COUNT], generated[:, None], where=seen)
 

@@ -104,7 +104,7 @@ def apply_records(
     outcome = Outcome([], {}, {})
     served = outcome.served
     kind, rows = frame.plan.graph.kind, frame.plan.graph.rows
-    decode = Phase.DECODE
+    decode, fence = Phase.DECODE, frame.fence
     for step, request, record in zip(frame.plan.steps, frame.requests, records, strict=True):
         request.queued -= 1
         ceiling = step.output_ceiling
@@ -118,7 +118,7 @@ def apply_records(
             and not (record.terminated or record.prompt_tokens)
         ):
             # Nearly every lane of nearly every frame: a stream that goes on.
-            _emit(request, record.tokens, frame.fence, outcome)
+            _emit(request, record.tokens, fence, outcome)
             served[request] = len(record.tokens)
         elif request.phase > decode:
             request.end_token_seen |= record.terminated

@@ -217,7 +217,10 @@ def learn_round(
     Call it after the lanes advanced and before any row changes hands: `served` are the lanes that
     committed, so a cancelled or finished request teaches nothing.
     """
-    counts = [request.output_count if request in served else -1 for request in ran.requests]
+    if len(served) == len(frame.requests):
+        counts = [request.output_count for request in ran.requests]
+    else:
+        counts = [request.output_count if request in served else -1 for request in ran.requests]
     generated = np.array(counts, dtype=np.int64)
     _, rows, offered, ceilings, produced, terminated = ran
     if -1 in counts:
