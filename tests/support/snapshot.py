@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-DIAGNOSTICS = frozenset({"decision", "memo"})
-"""What `plan` remembers for `explain`, and a memo of the state version; both are derived."""
+DIAGNOSTICS = frozenset({"decision", "memo", "_even"})
+"""What `plan` remembers for `explain`, a memo of the state version, and one of the catalog alone;
+all are derived."""
 
 
 def freeze(root: object) -> Hashable:
