@@ -177,6 +177,11 @@ def priced_survivals(
     Verified acceptance once its aged weight exceeds the start weight, the `forecast` means [n,
     depth] of the program before.
     """
-    known = acceptance.weights(rows, source, generated) > START_WEIGHT
-    values = np.where(known, acceptance.survivals(rows, source), forecast)
+    weights = acceptance.weights(rows, source, generated)
+    return priced_from(weights, acceptance.survivals(rows, source), forecast)
+
+
+def priced_from(weights: Floats, survivals: Floats, forecast: Floats) -> Floats:
+    """Return `priced_survivals` of what was read already: aged weights, survivals, means."""
+    values = np.where(weights > START_WEIGHT, survivals, forecast)
     return np.minimum.accumulate(values, axis=1)

@@ -193,23 +193,41 @@ class Generation:
         loose = ~self.settled & self.determinate & (rate >= floor - SLACK * abs(floor))
         loose &= ~scene.inexact[programs.lane_class]
         entries = np.flatnonzero(loose)
-        if not len(entries):
-            return
+        if scene.estimates is not None and not scene.estimates.optimistic and len(entries):
+            # Marginals of any depth rule most of them out, and are sorted once for all widths. What
+            # is compared with optimism keeps the bounds that order the search of a probe.
+            rate[entries] = self._bounds(entries, of_any_depth=True)
+            entries = entries[rate[entries] >= floor - SLACK * abs(floor)]
+        if len(entries):
+            rate[entries] = self._bounds(entries)
+
+    def _bounds(self, entries: Integers, *, of_any_depth: bool = False) -> Floats:
+        """Return upper bounds of the score of some entries over all cohorts.
+
+        `of_any_depth` admits the marginals of the widest program of a variant to all of them.
+        """
+        scene, programs = self._scene, self._programs
         table, classes = scene.table, programs.lane_class[entries]
         sizes = np.arange(1, int(self._lanes[entries].max()) + 1)
         spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
         extra = np.empty(spare.shape)
-        for variant in np.unique(programs.variant[entries]).tolist():
+        variants = programs.variant[entries]
+        for variant in dict.fromkeys(variants.tolist()):
             first = programs.first_class[variant]
-            rows = np.flatnonzero(programs.variant[entries] == variant)
-            widths, place = np.unique(programs.width[entries[rows]], return_inverse=True)
-            tops = largest_marginals(scene.streams, table, first, widths)
-            extra[rows] = tops[place[:, None], np.minimum(spare[rows], tops.shape[1] - 1)]
+            rows = np.flatnonzero(variants == variant)
+            if of_any_depth:
+                tops = largest_marginals(scene.streams, table, first, programs.widths[variant])
+                extra[rows] = tops[np.minimum(spare[rows], len(tops) - 1)]
+                continue
+            widths = programs.width[entries[rows]]
+            for width in dict.fromkeys(widths.tolist()):
+                tops = largest_marginals(scene.streams, table, first, width)
+                alike = rows[widths == width]
+                extra[alike] = tops[np.minimum(spare[alike], len(tops) - 1)]
         values = np.minimum(table.sums[0, sizes] + extra, table.sums[classes][:, sizes])
         values += scene.slope * self.known_ms[entries][:, None] * sizes
         values[sizes > self._lanes[entries][:, None]] = -np.inf
-        best = values.max(axis=1)
-        rate[entries] = rates_of(best, self.known_ms[entries], scene.waiting)
+        return rates_of(values.max(axis=1), self.known_ms[entries], scene.waiting)
 
     def _is_fixed(self) -> bool:
         return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED

@@ -15,7 +15,7 @@ import numpy as np
 from helios.scheduler.acceptance import COPY, LEARNED
 from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
 from helios.scheduler.catalog import ProposalSource, RowAllocation
-from helios.scheduler.forecast import priced_survivals
+from helios.scheduler.forecast import priced_from
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.requests import Request
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked
@@ -62,13 +62,15 @@ def program_yields(
 class _Reader:
     """Reads the estimates of a decision's streams."""
 
-    __slots__ = ("_estimates", "_generated", "_limits", "_requests", "_rows")
+    __slots__ = ("_estimates", "_generated", "_limits", "_read", "_requests", "_rows")
 
     def __init__(self, requests: Sequence[Request], estimates: Estimates) -> None:
         self._requests, self._estimates = requests, estimates
         self._limits = lane_limits(requests)
         self._rows = _integers([request.row for request in requests])
         self._generated = _integers([request.output_count for request in requests])
+        self._read: dict[ProposalSource, Floats] = {}
+        """Survivals of each source that was asked for: variants share them."""
 
     def host(self, source: ProposalSource, width: int) -> Yields:
         return Yields(self._survivals(source)[:, : width - 1], self._limits_of(source))
@@ -93,16 +95,22 @@ class _Reader:
             priced = self._survivals(source)
         else:
             acceptance, index = self._estimates.acceptance, _index_of(source)
-            priced = priced_survivals(acceptance, means, self._rows, self._generated, source=index)
+            weights = acceptance.weights(self._rows, index, self._generated)
+            priced = priced_from(weights, self._survivals(source), means)
         order = means[:, : width - 1]
         return Yields(priced[:, : width - 1], self._limits_of(source), order, is_exact)
 
     def _survivals(self, source: ProposalSource) -> Floats:
-        index = _index_of(source)
-        acceptance = self._estimates.acceptance
-        if self._estimates.optimistic:
-            return acceptance.optimistic(self._rows, index, self._generated)
-        return acceptance.survivals(self._rows, index)
+        found = self._read.get(source)
+        if found is None:
+            index = _index_of(source)
+            acceptance = self._estimates.acceptance
+            if self._estimates.optimistic:
+                found = acceptance.optimistic(self._rows, index, self._generated)
+            else:
+                found = acceptance.survivals(self._rows, index)
+            self._read[source] = found
+        return found
 
 
 def _index_of(source: ProposalSource) -> int:
@@ -140,21 +148,15 @@ class Cohort(NamedTuple):
     """The most valuable lanes, in their order."""
 
 
-def largest_marginals(streams: Streams, table: LaneTable, first: int, widths: Integers) -> Floats:
-    """Return the sums of the 0, 1, ... largest marginals, [widths, marginals + 1].
+def largest_marginals(streams: Streams, table: LaneTable, first: int, width: int) -> Floats:
+    """Return the sums of the 0, 1, ... largest marginals of lanes of at most `width` rows.
 
     A marginal is the priced gain of one more target row of one stream.
     """
-    widest = int(widths.max())
-    tokens = table.tokens[first + 1 : first + widest] - table.tokens[first : first + widest - 1]
-    marginals = (tokens * streams.token).ravel()
-    order = np.argsort(-marginals)
-    falling, depths = marginals[order], order // max(len(streams.requests), 1) + 1
-    sums = np.zeros((len(widths), len(falling) + 1))
-    for row, width in enumerate(widths.tolist()):
-        shallow = falling if width == widest else falling[depths < width]
-        np.cumsum(shallow, out=sums[row, 1 : len(shallow) + 1])
-        sums[row, len(shallow) + 1 :] = sums[row, len(shallow)]
+    tokens = table.tokens[first + 1 : first + width] - table.tokens[first : first + width - 1]
+    falling = -np.sort((tokens * -streams.token).ravel())
+    sums = np.zeros(len(falling) + 1)
+    np.add.accumulate(falling, out=sums[1:])
     return sums
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.scheduler.geometry import Integers
-from helios.scheduler.requests import Request
+from helios.scheduler.requests import UNLIMITED, Request
 from helios.scheduler.utility import Units, View, Yields
 
 Floats = npt.NDArray[np.float64]
@@ -66,16 +66,33 @@ def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
         return _plain_table(streams)
     all_tokens, all_lengths = expected_tokens(yields)
     values = all_tokens * streams.token + streams.delivery + streams.age
-    order = ranked(values, all_lengths, streams.used)
-    return LaneTable(
-        all_tokens,
-        values,
-        all_lengths,
-        order,
-        running_sums(np.take_along_axis(values, order, axis=1)),
-        running_sums(np.take_along_axis(all_lengths, order, axis=1)),
-        running_sums(np.sort(all_lengths, axis=1)),
-    )
+    order, falling = _in_order(values, all_lengths, streams.used)
+    sums = running_sums(falling)
+    if is_unlimited(yields):
+        rows = all_lengths[:, :1] * np.arange(values.shape[1] + 1)
+        return LaneTable(all_tokens, values, all_lengths, order, sums, rows, rows)
+    rows = running_sums(np.take_along_axis(all_lengths, order, axis=1))
+    fewest = running_sums(np.sort(all_lengths, axis=1))
+    return LaneTable(all_tokens, values, all_lengths, order, sums, rows, fewest)
+
+
+def is_unlimited(yields: Sequence[Yields]) -> bool:
+    """Tell whether no limit shortens any lane, so that lengths are those of the classes."""
+    least = min([int(variant.limits.min(initial=UNLIMITED)) for variant in yields])
+    return least > max([len(variant.gains.T) for variant in yields])
+
+
+def _in_order(values: Floats, lengths: Integers, used: Integers) -> tuple[Integers, Floats]:
+    """Return `ranked` and the values in that order.
+
+    A stable sort costs twice as much as any other, and no order is in doubt without a tie.
+    """
+    order = np.argsort(-values, axis=1)
+    falling = np.take_along_axis(values, order, axis=1)
+    if (falling[:, 1:] == falling[:, :-1]).any():
+        order = ranked(values, lengths, used)
+        falling = np.take_along_axis(values, order, axis=1)
+    return order, falling
 
 
 def expected_tokens(yields: Sequence[Yields]) -> tuple[Floats, Integers]:
@@ -115,7 +132,7 @@ def ranked(values: Floats, lengths: Integers, used: Integers) -> Integers:
 def running_sums(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     """Return the sums of the first 0, 1, ... n entries of each row, added in order."""
     sums = np.zeros((values.shape[0], values.shape[1] + 1), dtype=values.dtype)
-    np.cumsum(values, axis=1, out=sums[:, 1:])
+    np.add.accumulate(values, axis=1, out=sums[:, 1:])
     return sums
 
 
@@ -174,4 +191,9 @@ def lane_limit(request: Request) -> int:
 
 def lane_limits(requests: Sequence[Request]) -> Integers:
     """Return the limit of every request, int64 [n]."""
-    return np.array([lane_limit(request) for request in requests], dtype=np.int64)
+    left = [r.max_output - r.output_count - r.queued_tokens for r in requests]
+    reaches = [request.reach for request in requests]
+    caps = [request.spec.width_limit for request in requests]
+    if any(caps) or min(reaches, default=UNLIMITED) < UNLIMITED:
+        return np.array([lane_limit(request) for request in requests], dtype=np.int64)
+    return np.maximum(np.array(left, dtype=np.int64), 1)
