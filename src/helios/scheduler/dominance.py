@@ -22,7 +22,7 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
     if candidate.following_index is not None:
         graph, cohort = candidate.following_index, candidate.following_lanes
     smaller = geometry.smaller[graph]
-    if not len(smaller):
+    if not len(smaller) or len(cohort) > geometry.largest_smaller[graph]:
         return False
     lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
     # Ceilings of a device may exceed P together; then another P shares its rows differently.

@@ -27,6 +27,7 @@ from helios.scheduler.rounds import (
     Pricing,
     largest_marginals,
     program_yields,
+    sums_of_largest,
     yields_of,
 )
 from helios.scheduler.streams import (
@@ -126,7 +127,9 @@ class Generation:
         self.is_settled = not (programs.has_ragged or scene.is_inexact)
         self.settled: Flags = programs.all_programs
         if not self.is_settled:
-            self.settled = ~scene.inexact[programs.lane_class]
+            self.settled = programs.all_programs.copy()
+            if scene.is_inexact:
+                self.settled = ~scene.inexact[programs.lane_class]
             self._fit()
         value = self._cohort_values()
         self.served: Integers = self._lanes
@@ -166,10 +169,9 @@ class Generation:
         Where programs rank streams differently, the longest lanes must fit.
         """
         programs, table = self._programs, self._scene.table
-        ragged = np.flatnonzero(programs.is_ragged)
-        if not len(ragged):
+        ragged, classes, packed = programs.ragged, programs.ragged_class, programs.ragged_packed
+        if not programs.has_ragged:
             return
-        classes, packed = programs.lane_class[ragged], programs.packed[ragged]
         lanes = self._lanes[ragged]
         if self._is_fixed():
             # No cohort has more whole lanes than the shortest ones that fill P.
@@ -186,44 +188,64 @@ class Generation:
         k lanes have at most the k largest pending values and the P - k largest marginals.
         """
         scene, programs = self._scene, self._programs
-        known = self.settled & self.determinate
-        if self._is_fixed() or scene.streams.shares is not None or not known.any():
+        if self._is_fixed() or scene.streams.shares is not None:
             return
-        floor = rate[known].max()
-        loose = ~self.settled & self.determinate & (rate >= floor - SLACK * abs(floor))
-        loose &= ~scene.inexact[programs.lane_class]
+        known = self.settled if self.is_known else self.settled & self.determinate
+        floor = rate.max(where=known, initial=-np.inf)
+        if floor == -np.inf:
+            return
+        floor -= SLACK * abs(floor)
+        loose = (rate >= floor) > known
+        if not self.is_known:
+            loose &= self.determinate
+        if scene.is_inexact:
+            loose &= ~scene.inexact[programs.lane_class]
         entries = np.flatnonzero(loose)
         if scene.estimates is not None and not scene.estimates.optimistic and len(entries):
-            # Marginals of any depth rule most of them out, and are sorted once for all widths. What
-            # is compared with optimism keeps the bounds that order the search of a probe.
-            rate[entries] = self._bounds(entries, of_any_depth=True)
-            entries = entries[rate[entries] >= floor - SLACK * abs(floor)]
+            # These rule most of them out: first with one sort for all programs, then with one per
+            # kind of lane. What is compared with optimism keeps the bounds that order a search.
+            self._cap(rate, entries, _tops_of_all(scene, programs))
+            entries = entries[rate[entries] >= floor]
+            classes = programs.lane_class[entries]
+            for lane_class in dict.fromkeys(classes.tolist()):
+                alike = entries[classes == lane_class]
+                first = programs.first_class[programs.variant[alike[0]]]
+                width = lane_class - first + 1
+                self._cap(rate, alike, largest_marginals(scene.streams, scene.table, first, width))
+            entries = entries[rate[entries] >= floor]
         if len(entries):
             rate[entries] = self._bounds(entries)
 
-    def _bounds(self, entries: Integers, *, of_any_depth: bool = False) -> Floats:
-        """Return upper bounds of the score of some entries over all cohorts.
+    def _cap(self, rate: Floats, entries: Integers, tops: Floats) -> None:
+        """Lower the bounds of entries whose largest cohort has the most value by a bound on it.
 
-        `of_any_depth` admits the marginals of the widest program of a variant to all of them.
+        `tops` are sums of their largest marginals. Value is concave in the number of lanes: if the
+        last lane's pending row is worth more than one more marginal, as it nearly always is, no
+        smaller cohort has more than the largest.
         """
+        scene, table, lanes = self._scene, self._scene.table, self._lanes[entries]
+        known_ms = self.known_ms[entries]
+        spare = np.minimum(self._programs.packed[entries] - lanes, len(tops) - 2)
+        extra, pending = tops[spare], table.sums[0, lanes]
+        credit = scene.slope * known_ms
+        last = pending - table.sums[0, lanes - 1] + credit
+        bounds = rates_of(pending + extra + credit * lanes, known_ms, scene.waiting)
+        bounds[last < tops[spare + 1] - extra] = np.inf
+        rate[entries] = np.minimum(rate[entries], bounds)
+
+    def _bounds(self, entries: Integers) -> Floats:
+        """Return upper bounds of the score of some entries over all cohorts."""
         scene, programs = self._scene, self._programs
         table, classes = scene.table, programs.lane_class[entries]
         sizes = np.arange(1, int(self._lanes[entries].max()) + 1)
         spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
         extra = np.empty(spare.shape)
-        variants = programs.variant[entries]
-        for variant in dict.fromkeys(variants.tolist()):
+        variants, widths = programs.variant[entries], programs.width[entries]
+        for variant, width in dict.fromkeys(zip(variants.tolist(), widths.tolist(), strict=True)):
             first = programs.first_class[variant]
-            rows = np.flatnonzero(variants == variant)
-            if of_any_depth:
-                tops = largest_marginals(scene.streams, table, first, programs.widths[variant])
-                extra[rows] = tops[np.minimum(spare[rows], len(tops) - 1)]
-                continue
-            widths = programs.width[entries[rows]]
-            for width in dict.fromkeys(widths.tolist()):
-                tops = largest_marginals(scene.streams, table, first, width)
-                alike = rows[widths == width]
-                extra[alike] = tops[np.minimum(spare[alike], len(tops) - 1)]
+            tops = largest_marginals(scene.streams, table, first, width)
+            alike = np.flatnonzero((variants == variant) & (widths == width))
+            extra[alike] = tops[np.minimum(spare[alike], len(tops) - 1)]
         values = np.minimum(table.sums[0, sizes] + extra, table.sums[classes][:, sizes])
         values += scene.slope * self.known_ms[entries][:, None] * sizes
         values[sizes > self._lanes[entries][:, None]] = -np.inf
@@ -411,6 +433,18 @@ class Generation:
             -1 if prompt is None else 0,
             bool(programs.prompt[entry]),
         )
+
+
+def _tops_of_all(scene: Scene, programs: Generating) -> Floats:
+    """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant."""
+    tokens, widest = scene.table.tokens, max(programs.widths[v] for v in programs.ragged_variants)
+    gains = np.zeros((widest - 1, tokens.shape[1]))
+    for variant in programs.ragged_variants:
+        first, last = programs.first_class[variant], programs.widths[variant] - 1
+        own = gains[:last]
+        np.maximum(own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], own)
+    gains *= scene.streams.token
+    return sums_of_largest(gains)
 
 
 def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:

@@ -59,6 +59,14 @@ class Generating(NamedTuple):
     widths: tuple[int, ...]
     """Of each variant, the widest program."""
     has_ragged: bool
+    ragged: Integers
+    """Places of the ragged programs."""
+    ragged_class: Integers
+    """Their lane classes."""
+    ragged_packed: Integers
+    """Their P."""
+    ragged_variants: tuple[int, ...]
+    """Variants with ragged programs."""
     all_programs: Flags
     """True for every program; read only."""
     no_classes: Flags
@@ -87,6 +95,7 @@ class Geometry:
         "_even",
         "batch",
         "generating",
+        "largest_smaller",
         "mixed",
         "mixed_by_capacity",
         "mixed_capacities",
@@ -117,6 +126,8 @@ class Geometry:
         )
         self.smaller = _smaller(catalog, self)
         """By graph index, the graphs that can make it redundant for some cohort."""
+        self.largest_smaller = [int(self.batch[each].max(initial=0)) for each in self.smaller]
+        """By graph index, the most requests that one of these holds."""
         self._even: dict[int, EvenLanes] = {}
         """Derived, by the number of streams."""
 
@@ -135,7 +146,11 @@ class Geometry:
 
 def chosen(programs: Generating, which: Flags) -> Generating:
     """Return the programs for which `which` is true; lane classes keep their numbers."""
+    ragged = np.flatnonzero(programs.is_ragged[which])
     return programs._replace(
+        ragged=ragged,
+        ragged_class=programs.lane_class[which][ragged],
+        ragged_packed=programs.packed[which][ragged],
         graph=programs.graph[which],
         batch=programs.batch[which],
         width=programs.width[which],
@@ -192,6 +207,8 @@ def _generating(catalog: Catalog, speculation: SpeculationConfig) -> Generating:
     batch = _integers([graph.batch_capacity for _, graph in members])
     packed = _integers([graph.rows for _, graph in members])
     variant_of = _integers([variants.index(_variant(graph)) for _, graph in members])
+    lane_class = _integers(list(first))[variant_of] + width - 1
+    ragged = np.flatnonzero(packed < batch * width)
     return Generating(
         _integers([index for index, _ in members]),
         batch,
@@ -199,12 +216,16 @@ def _generating(catalog: Catalog, speculation: SpeculationConfig) -> Generating:
         packed,
         _integers([graph.prefill_capacity for _, graph in members]),
         variant_of,
-        _integers(list(first))[variant_of] + width - 1,
+        lane_class,
         packed < batch * width,
         variants,
         first,
         widths,
-        bool((packed < batch * width).any()),
+        len(ragged) > 0,
+        ragged,
+        lane_class[ragged],
+        packed[ragged],
+        tuple(np.unique(variant_of[ragged]).tolist()),
         np.ones(len(members), dtype=bool),
         np.zeros(sum(widths), dtype=bool),
     )

@@ -151,12 +151,20 @@ class Cohort(NamedTuple):
 def largest_marginals(streams: Streams, table: LaneTable, first: int, width: int) -> Floats:
     """Return the sums of the 0, 1, ... largest marginals of lanes of at most `width` rows.
 
-    A marginal is the priced gain of one more target row of one stream.
+    A marginal is the priced gain of one more target row of one stream. The last two sums are equal:
+    then nothing is left to add.
     """
     tokens = table.tokens[first + 1 : first + width] - table.tokens[first : first + width - 1]
-    falling = -np.sort((tokens * -streams.token).ravel())
-    sums = np.zeros(len(falling) + 1)
-    np.add.accumulate(falling, out=sums[1:])
+    return sums_of_largest(tokens * streams.token)
+
+
+def sums_of_largest(marginals: Floats) -> Floats:
+    """Return the sums of the 0, 1, ... largest entries, and the last one once more."""
+    rising = marginals.ravel()
+    rising.sort()
+    sums = np.zeros(len(rising) + 2)
+    np.add.accumulate(rising[::-1], out=sums[1:-1])
+    sums[-1] = sums[-2]
     return sums
 
 
