@@ -47,12 +47,13 @@ def single_blocks(scene: Scene, units: Units) -> list[Block]:
     return found + listed_blocks(view, units, scene.waiting)
 
 
-def generating_blocks(view: View, units: Units, waiting: float) -> list[Block]:
+def generating_blocks(scene: Scene, units: Units) -> list[Block]:
     """Return the blocks of the programs that serve decoders, with or without a prompt row."""
+    view = scene.view
     prompts = prompts_of(view, units, view.prefilling)
     if not view.decoders and not prompts:
         return []
-    return _generating(scene_of_view(view, units, waiting), prompts)
+    return _generating(scene, prompts)
 
 
 def listed_blocks(view: View, units: Units, waiting: float, *, padded: bool = False) -> list[Block]:

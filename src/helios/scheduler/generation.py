@@ -28,6 +28,7 @@ from helios.scheduler.rounds import (
     largest_marginals,
     program_yields,
     sums_of_largest,
+    tops_by_width,
     yields_of,
 )
 from helios.scheduler.streams import (
@@ -201,18 +202,22 @@ class Generation:
         if scene.is_inexact:
             loose &= ~scene.inexact[programs.lane_class]
         entries = np.flatnonzero(loose)
-        if scene.estimates is not None and not scene.estimates.optimistic and len(entries):
-            # These rule most of them out: first with one sort for all programs, then with one per
-            # kind of lane. What is compared with optimism keeps the bounds that order a search.
-            self._cap(rate, entries, _tops_of_all(scene, programs))
-            entries = entries[rate[entries] >= floor]
-            classes = programs.lane_class[entries]
-            for lane_class in dict.fromkeys(classes.tolist()):
-                alike = entries[classes == lane_class]
-                first = programs.first_class[programs.variant[alike[0]]]
-                width = lane_class - first + 1
-                self._cap(rate, alike, largest_marginals(scene.streams, scene.table, first, width))
-            entries = entries[rate[entries] >= floor]
+        if not len(entries):
+            return
+        if scene.estimates is not None and scene.estimates.optimistic:
+            # All of these bounds order the search of a probe.
+            rate[entries] = self._bounds(entries)
+            return
+        # One sort for all programs rules most of them out; what is left is told apart by class.
+        self._cap(rate, entries, _tops_of_all(scene, programs))
+        entries = entries[rate[entries] >= floor]
+        classes = programs.lane_class[entries]
+        for lane_class in dict.fromkeys(classes.tolist()):
+            alike = entries[classes == lane_class]
+            first = programs.first_class[programs.variant[alike[0]]]
+            width = lane_class - first + 1
+            self._cap(rate, alike, largest_marginals(scene.streams, scene.table, first, width))
+        entries = entries[rate[entries] >= floor]
         if len(entries):
             rate[entries] = self._bounds(entries)
 
@@ -241,11 +246,11 @@ class Generation:
         spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
         extra = np.empty(spare.shape)
         variants, widths = programs.variant[entries], programs.width[entries]
-        for variant, width in dict.fromkeys(zip(variants.tolist(), widths.tolist(), strict=True)):
-            first = programs.first_class[variant]
-            tops = largest_marginals(scene.streams, table, first, width)
-            alike = np.flatnonzero((variants == variant) & (widths == width))
-            extra[alike] = tops[np.minimum(spare[alike], len(tops) - 1)]
+        for variant in dict.fromkeys(variants.tolist()):
+            first, widest = programs.first_class[variant], programs.widths[variant]
+            tops = tops_by_width(scene.streams, table, first, widest)
+            rows = np.flatnonzero(variants == variant)
+            extra[rows] = tops[widths[rows, None] - 1, np.minimum(spare[rows], tops.shape[1] - 1)]
         values = np.minimum(table.sums[0, sizes] + extra, table.sums[classes][:, sizes])
         values += scene.slope * self.known_ms[entries][:, None] * sizes
         values[sizes > self._lanes[entries][:, None]] = -np.inf

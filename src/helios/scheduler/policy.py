@@ -25,7 +25,7 @@ from helios.scheduler.candidates import (
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
-from helios.scheduler.generation import Generation
+from helios.scheduler.generation import Generation, scene_of
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.plan import (
     CandidateScore,
@@ -59,13 +59,13 @@ QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 class Decision:
     """All candidates of one view, comparable in one scale; the best one is `winner`."""
 
-    __slots__ = ("blocks", "units", "view", "waiting", "winner")
+    __slots__ = ("blocks", "scene", "units", "view", "waiting", "winner")
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.units: Units = units_of(view)
         self.waiting = waiting_price(view, self.units)
-        scene = scene_of_view(view, self.units, self.waiting)
+        self.scene = scene = scene_of_view(view, self.units, self.waiting)
         self.blocks: list[Block] = single_blocks(scene, self.units)
         self.blocks += preparing_blocks(scene, self.units)
         self.winner: Candidate | None = None
@@ -91,7 +91,7 @@ class Decision:
         view, units, waiting = self.view, self.units, self.waiting
         blocks: list[Block] = [block for block in self.blocks if isinstance(block, Generation)]
         blocks += listed_blocks(view, units, waiting, padded=True)
-        blocks += preparing_blocks(scene_of_view(view, units, waiting), units, padded=True)
+        blocks += preparing_blocks(self.scene, units, padded=True)
         return least_recent(blocks, attention_ns, len(view.durations_ms))
 
     def optimistic(self) -> list[Block]:
@@ -102,7 +102,9 @@ class Decision:
         view = copy.copy(self.view)
         assert view.estimates is not None
         view.estimates, view.yields = view.estimates._replace(optimistic=True), None
-        return generating_blocks(view, self.units, self.waiting)
+        scene = self.scene
+        scene = scene_of(view, scene.streams, slope=scene.slope, waiting=scene.waiting)
+        return generating_blocks(scene, self.units)
 
     def ranked(self) -> list[Candidate]:
         """Return the undominated candidates, best first."""

@@ -18,7 +18,7 @@ from helios.scheduler.catalog import ProposalSource, RowAllocation
 from helios.scheduler.forecast import priced_from
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.requests import Request
-from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked
+from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked, running_sums
 from helios.scheduler.utility import Estimates, Yields
 
 SLACK = 1e-9
@@ -156,6 +156,15 @@ def largest_marginals(streams: Streams, table: LaneTable, first: int, width: int
     """
     tokens = table.tokens[first + 1 : first + width] - table.tokens[first : first + width - 1]
     return sums_of_largest(tokens * streams.token)
+
+
+def tops_by_width(streams: Streams, table: LaneTable, first: int, widest: int) -> Floats:
+    """Return `largest_marginals` of the widths 1, 2, ... `widest`, a row for each."""
+    tokens = table.tokens[first + 1 : first + widest] - table.tokens[first : first + widest - 1]
+    shallow = np.tri(widest, widest - 1, -1, dtype=bool)[:, :, None]
+    rising = np.where(shallow, tokens * streams.token, 0.0).reshape(widest, -1)
+    rising.sort(axis=1)
+    return running_sums(rising[:, ::-1])
 
 
 def sums_of_largest(marginals: Floats) -> Floats:
