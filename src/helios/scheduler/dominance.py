@@ -6,8 +6,6 @@ not. Probes are exempt: they do not go through here.
 
 from __future__ import annotations
 
-import numpy as np
-
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.geometry import Geometry
 from helios.scheduler.stages import extent_of
@@ -21,20 +19,18 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
     graph, cohort = candidate.graph_index, candidate.cohort
     if candidate.following_index is not None:
         graph, cohort = candidate.following_index, candidate.following_lanes
-    smaller = geometry.smaller[graph]
-    if not len(smaller) or len(cohort) > geometry.largest_smaller[graph]:
+    smaller = geometry.smaller_shapes[graph]
+    if not smaller or len(cohort) > geometry.largest_smaller[graph]:
         return False
     lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
+    prompts = [lane for lane in cohort if lane.prompt_tokens]
+    served, width = len(cohort), max(lengths, default=0)
     # Ceilings of a device may exceed P together; then another P shares its rows differently.
-    packed = min(sum(lengths), int(geometry.packed[graph]))
-    holds = (
-        (geometry.batch[smaller] >= len(cohort))
-        & (geometry.width[smaller] >= max(lengths, default=0))
-        & (geometry.packed[smaller] >= packed)
+    rows = min(sum(lengths), int(geometry.packed[graph]))
+    return any(
+        batch >= served
+        and widest >= width
+        and packed >= rows
+        and all(extent_of(lane.request, prompt) == lane.prompt_tokens for lane in prompts)
+        for batch, widest, packed, prompt in smaller
     )
-    for lane in cohort:
-        if lane.prompt_tokens:
-            capacities = geometry.prompt[smaller].tolist()
-            extents = [extent_of(lane.request, capacity) for capacity in capacities]
-            holds &= np.array(extents) == lane.prompt_tokens
-    return bool(holds.any())

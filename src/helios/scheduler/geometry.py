@@ -103,6 +103,7 @@ class Geometry:
         "prompt",
         "proposes",
         "smaller",
+        "smaller_shapes",
         "width",
     )
 
@@ -126,6 +127,11 @@ class Geometry:
         )
         self.smaller = _smaller(catalog, self)
         """By graph index, the graphs that can make it redundant for some cohort."""
+        self.smaller_shapes = [
+            list(zip(*[size[each].tolist() for size in self._capacities()], strict=True))
+            for each in self.smaller
+        ]
+        """By graph index, the requests, row width, target rows and prompt tokens of each."""
         self.largest_smaller = [int(self.batch[each].max(initial=0)) for each in self.smaller]
         """By graph index, the most requests that one of these holds."""
         self._even: dict[int, EvenLanes] = {}
@@ -142,6 +148,9 @@ class Geometry:
             copies = is_copy[programs.variant] if is_copy.any() else None
             found = self._even[streams] = EvenLanes(lanes.astype(np.float64), lengths - 1, copies)
         return found
+
+    def _capacities(self) -> tuple[Integers, Integers, Integers, Integers]:
+        return self.batch, self.width, self.packed, self.prompt
 
 
 def chosen(programs: Generating, which: Flags) -> Generating:
@@ -238,7 +247,7 @@ def _smaller(catalog: Catalog, geometry: Geometry) -> tuple[Integers, ...]:
     no capacity larger and at least one smaller. Programs that propose differently do different work
     for the same lanes.
     """
-    capacities = np.stack([geometry.batch, geometry.width, geometry.packed, geometry.prompt])
+    capacities = np.stack(geometry._capacities())
     family = [
         (g.kind, g.proposal_depth, g.source, g.allocation, g.speculation_enabled)
         for g in catalog.graphs

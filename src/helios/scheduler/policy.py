@@ -41,6 +41,9 @@ from helios.scheduler.utility import Lane, Units, View, units_of
 
 __all__ = ["Decision", "best_of", "rank_key"]
 
+STREAM_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE)
+"""Kinds that serve streams alone."""
+
 _NEEDS_FEEDBACK = attrgetter("request.needs_feedback")
 _WINDOW = attrgetter("window")
 """A window is a tuple of three numbers, so it is true."""
@@ -227,13 +230,21 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     if kind in STAGE_KINDS or any(map(_WINDOW, requests)):
         return tuple([_staged_step(lane, kind) for lane in cohort])
     count = len(cohort)
+    if kind in STREAM_KINDS:
+        # `position_after`, without a call for each: all of them have output.
+        positions = [
+            request.spec.prompt_tokens + request.output_count - 1 + request.queued_tokens
+            for request in requests
+        ]
+    else:
+        positions = [request.position_after(request.queued_tokens) for request in requests]
     return tuple(
         map(
             _NEW_STEP,
             zip(
                 [request.handle for request in requests],
                 [request.row for request in requests],
-                [request.position_after(request.queued_tokens) for request in requests],
+                positions,
                 [lane.prompt_tokens for lane in cohort],
                 [lane.output_ceiling for lane in cohort],
                 [request.pages for request in requests],

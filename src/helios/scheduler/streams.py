@@ -7,6 +7,7 @@ every tie inside a cohort, so a stable sort by value needs no further key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -32,8 +33,8 @@ class Streams(NamedTuple):
     """Commit number of the last frame that held each."""
     arrival: Integers
     """Place of each in the order of admission."""
-    place: Integers
-    """Place of each in the view."""
+    place: Integers | None
+    """Place of each in the view; None where they stand in its order."""
     shares: Floats | None = None
     """What multiplies each stream's delivery and age coefficients; None where all are one."""
 
@@ -64,16 +65,55 @@ def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
     """
     if len(yields) == 1 and not yields[0].gains.shape[1]:
         return _plain_table(streams)
-    all_tokens, all_lengths = expected_tokens(yields)
-    values = all_tokens * streams.token + streams.delivery + streams.age
-    order, falling = _in_order(values, all_lengths, streams.used)
-    sums = running_sums(falling)
     if is_unlimited(yields):
-        rows = all_lengths[:, :1] * np.arange(values.shape[1] + 1)
-        return LaneTable(all_tokens, values, all_lengths, order, sums, rows, rows)
-    rows = running_sums(np.take_along_axis(all_lengths, order, axis=1))
-    fewest = running_sums(np.sort(all_lengths, axis=1))
-    return LaneTable(all_tokens, values, all_lengths, order, sums, rows, fewest)
+        frame = _frame(tuple([len(variant.gains.T) + 1 for variant in yields]), len(streams.token))
+        tokens, lengths, rows, fewest = _full_tokens(yields), frame.lengths, frame.rows, frame.rows
+        values = _values(streams, tokens)
+        order, falling = _in_order(values, lengths, streams.used, frame.starts)
+    else:
+        tokens, lengths = expected_tokens(yields)
+        values = _values(streams, tokens)
+        order = ranked(values, lengths, streams.used)
+        falling = np.take_along_axis(values, order, axis=1)
+        rows = running_sums(np.take_along_axis(lengths, order, axis=1))
+        fewest = running_sums(np.sort(lengths, axis=1))
+    return LaneTable(tokens, values, lengths, order, running_sums(falling), rows, fewest)
+
+
+class _Frame(NamedTuple):
+    """What depends on the number of streams alone while no limit shortens a lane; read only."""
+
+    lengths: Integers
+    rows: Integers
+    starts: Integers
+    """Place of each class in an array of all classes [classes, 1]."""
+
+
+@lru_cache(maxsize=128)
+def _frame(widths: tuple[int, ...], count: int) -> _Frame:
+    column = np.concatenate([np.arange(1, width + 1) for width in widths])[:, None]
+    lengths: Integers = np.repeat(column, count, axis=1)
+    return _Frame(lengths, column * np.arange(count + 1), np.arange(len(column))[:, None] * count)
+
+
+def _values(streams: Streams, tokens: Floats) -> Floats:
+    values = tokens * streams.token
+    values += streams.delivery
+    values += streams.age
+    return values
+
+
+def _full_tokens(yields: Sequence[Yields]) -> Floats:
+    """Return `expected_tokens` where no limit shortens a lane."""
+    tokens, first = np.empty((sum(len(v.gains.T) + 1 for v in yields), len(yields[0].limits))), 0
+    for variant in yields:
+        gains = variant.gains.T
+        block = tokens[first : first + len(gains) + 1]
+        block[0] = 1.0
+        block[1:] = gains
+        np.add.accumulate(block, axis=0, out=block)
+        first += len(gains) + 1
+    return tokens
 
 
 def is_unlimited(yields: Sequence[Yields]) -> bool:
@@ -82,13 +122,15 @@ def is_unlimited(yields: Sequence[Yields]) -> bool:
     return least > max([len(variant.gains.T) for variant in yields])
 
 
-def _in_order(values: Floats, lengths: Integers, used: Integers) -> tuple[Integers, Floats]:
+def _in_order(
+    values: Floats, lengths: Integers, used: Integers, starts: Integers
+) -> tuple[Integers, Floats]:
     """Return `ranked` and the values in that order.
 
     A stable sort costs twice as much as any other, and no order is in doubt without a tie.
     """
-    order = np.argsort(-values, axis=1)
-    falling = np.take_along_axis(values, order, axis=1)
+    order = (-values).argsort(axis=1)
+    falling = values.ravel()[order + starts]
     if (falling[:, 1:] == falling[:, :-1]).any():
         order = ranked(values, lengths, used)
         falling = np.take_along_axis(values, order, axis=1)
@@ -138,17 +180,23 @@ def running_sums(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 
 def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
     """Price the view's decoders; `interval_ms` is their reference interval (sigma)."""
-    used = np.array([request.last_used for request in view.decoders], dtype=np.int64)
-    arrival = np.array([request.arrival for request in view.decoders], dtype=np.int64)
-    place = np.lexsort((arrival, used))
-    requests = [view.decoders[index] for index in place.tolist()]
+    requests: Sequence[Request] = view.decoders
+    used_list = [request.last_used for request in requests]
+    arrivals = [request.arrival for request in requests]
+    used: Integers = np.array(used_list, dtype=np.int64)
+    arrival: Integers = np.array(arrivals, dtype=np.int64)
     weights = np.array([request.weight for request in requests])
-    shares = None
-    if view.stream_shares is not None:
-        shares = np.array(view.stream_shares)[place]
-    tokens: Floats = np.array(view.token_prices)[place] if requests else np.zeros(0)
-    deliveries: Floats = np.array(view.delivery_prices)[place] if requests else np.zeros(0)
-    ages: Floats = np.array(view.ages_ms)[place] if requests else np.zeros(0)
+    shares = None if view.stream_shares is None else np.array(view.stream_shares)
+    tokens: Floats = np.array(view.token_prices, dtype=np.float64)
+    deliveries: Floats = np.array(view.delivery_prices, dtype=np.float64)
+    ages: Floats = np.array(view.ages_ms, dtype=np.float64)
+    place: Integers | None = None
+    if used_list != sorted(used_list) or arrivals != sorted(arrivals):
+        place = np.lexsort((arrival, used))
+        requests = [requests[index] for index in place.tolist()]
+        used, arrival, weights = used[place], arrival[place], weights[place]
+        tokens, deliveries, ages = tokens[place], deliveries[place], ages[place]
+        shares = None if shares is None else shares[place]
     age = units.age * (interval_ms or 0.0) * ages
     return Streams(
         requests,
@@ -160,8 +208,8 @@ def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
             deliveries,
         ),
         age if shares is None else age * shares,
-        used[place],
-        arrival[place],
+        used,
+        arrival,
         place,
         shares,
     )

@@ -74,8 +74,13 @@ class Yields(NamedTuple):
     is_exact: bool = True
     """False where `gains` are an upper bound over several programs, each with its own."""
 
-    def placed(self, place: Integers, alpha: float) -> Yields:
-        """Return the same with the streams in another order and gains raised to `alpha`."""
+    def placed(self, place: Integers | None, alpha: float) -> Yields:
+        """Return the same with the streams in another order and gains raised to `alpha`.
+
+        None leaves their order as it is.
+        """
+        if place is None:
+            return self if alpha == 1.0 else self._replace(gains=self.gains**alpha)
         gains = self.gains[place]
         order = None if self.order is None else self.order[place]
         raised = gains if alpha == 1.0 else gains**alpha
@@ -378,7 +383,7 @@ def _log_scale(view: View) -> tuple[float, bool]:
         max(view.delivery_prices, default=0.0), max(view.blocked_delivery_prices, default=0.0)
     )
     # An age credit is at most c * sigma * (A + L), and sigma is at most 64 durations.
-    longest_ms = max(view.durations_ms) * 64.0 + 1.0
+    longest_ms = float(view.durations.max()) * 64.0 + 1.0
     age_ms = max(max(view.ages_ms, default=0.0), max(view.blocked_ages_ms, default=0.0))
     age_ms += longest_ms
     terminal_age_ms = max(view.terminal_ages_ms, default=0.0) + longest_ms
