@@ -22,6 +22,9 @@ from helios.scheduler.units import ms_of
 
 WINDOW = 9
 
+NEVER_NS = -(1 << 63)
+"""Before every observation, in an array of times."""
+
 
 def device_interval_ns(timing: ExecutionTiming) -> int:
     """Return the longest rank-local replay interval; zero when no rank has one."""
@@ -75,6 +78,7 @@ class CostTable:
     __slots__ = (
         "_entries",
         "_graphs",
+        "_last_ns",
         "_names",
         "_observed_ns",
         "_samples",
@@ -107,6 +111,8 @@ class CostTable:
                 self._names.setdefault(name, (entry,))
         self._samples: list[list[int]] = [[] for _ in range(count)]
         self._observed_ns: list[int | None] = [None] * count
+        self._last_ns: npt.NDArray[np.int64] = np.full(count, NEVER_NS, dtype=np.int64)
+        """The same, for the whole table at once."""
         self.estimates_ns = [0] * count
         """Estimated duration of each entry; zero is indeterminate."""
         self.durations_ms = [0.0] * count
@@ -160,6 +166,7 @@ class CostTable:
             for index in self._names[name]:
                 self._samples[index] = []
                 self._observed_ns[index] = None
+                self._last_ns[index] = NEVER_NS
                 self._set(index, seeds[name])
 
     def ages_at(self, now_ns: int) -> CostAges:
@@ -177,11 +184,13 @@ class CostTable:
     def stale_entries(self, now_ns: int, *, with_seeds: bool = True) -> list[int]:
         """Return the measured or seeded entries without a valid sample within the ttl."""
         before_ns = now_ns - self.ttl_ns
-        seeded = self.estimates_ns if with_seeds else [0] * len(self.estimates_ns)
+        old = self._last_ns < before_ns
+        if not with_seeds:
+            old &= self._last_ns > NEVER_NS
         return [
             index
-            for index, observed in enumerate(self._observed_ns)
-            if (seeded[index] if observed is None else observed < before_ns)
+            for index in old.nonzero()[0].tolist()
+            if self._observed_ns[index] is not None or self.estimates_ns[index]
         ]
 
     def is_fresh(self, index: int, now_ns: int) -> bool:
@@ -199,7 +208,7 @@ class CostTable:
             samples.clear()
         samples.append(sample_ns)
         del samples[:-WINDOW]
-        self._observed_ns[index] = now_ns
+        self._observed_ns[index] = self._last_ns[index] = now_ns
         self._set(index, median_ns(samples))
 
     def _set(self, index: int, duration_ns: int) -> None:

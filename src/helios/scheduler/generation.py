@@ -25,9 +25,7 @@ from helios.scheduler.rounds import (
     Cohort,
     Frontier,
     Pricing,
-    largest_marginals,
     program_yields,
-    sums_of_largest,
     tops_by_width,
     yields_of,
 )
@@ -99,6 +97,7 @@ class Generation:
         "_lanes",
         "_programs",
         "_prompts",
+        "_rising",
         "_rows",
         "_scene",
         "determinate",
@@ -119,6 +118,8 @@ class Generation:
         self._found: dict[int, list[Cohort]] = {}
         """Cohorts of the entries that sorted values could not settle, once evaluated."""
         self._frontiers: dict[int, Frontier] = {}
+        self._rising: dict[int, Floats] = {}
+        """Marginals by lane class, the smallest first, once asked for."""
         self.graph: Integers = programs.graph
         self.known_ms: Floats = scene.durations_ms[programs.graph]
         self.determinate: Flags = self.known_ms > 0.0
@@ -208,35 +209,48 @@ class Generation:
             # All of these bounds order the search of a probe.
             rate[entries] = self._bounds(entries)
             return
-        # One sort for all programs rules most of them out; what is left is told apart by class.
-        self._cap(rate, entries, _tops_of_all(scene, programs))
-        entries = entries[rate[entries] >= floor]
-        classes = programs.lane_class[entries]
-        for lane_class in dict.fromkeys(classes.tolist()):
-            alike = entries[classes == lane_class]
-            first = programs.first_class[programs.variant[alike[0]]]
-            width = lane_class - first + 1
-            self._cap(rate, alike, largest_marginals(scene.streams, scene.table, first, width))
-        entries = entries[rate[entries] >= floor]
-        if len(entries):
+        # One sort for all programs rules most of them out; a few are left to their own classes.
+        rate[entries] = np.minimum(rate[entries], self._caps(entries))
+        left = [e for e in entries[rate[entries] >= floor].tolist() if self._cap(e, rate) >= floor]
+        if left:
+            entries = np.array(left, dtype=np.int64)
             rate[entries] = self._bounds(entries)
 
-    def _cap(self, rate: Floats, entries: Integers, tops: Floats) -> None:
-        """Lower the bounds of entries whose largest cohort has the most value by a bound on it.
+    def _caps(self, entries: Integers) -> Floats:
+        """Return bounds of the score of entries by that of their largest cohort; else infinite.
 
-        `tops` are sums of their largest marginals. Value is concave in the number of lanes: if the
-        last lane's pending row is worth more than one more marginal, as it nearly always is, no
-        smaller cohort has more than the largest.
+        Marginals of any depth and of the better variant count. Then value is concave in the number
+        of lanes: if the last lane's pending row is worth more than one more marginal, as it nearly
+        always is, no smaller cohort has more than the largest.
         """
         scene, table, lanes = self._scene, self._scene.table, self._lanes[entries]
-        known_ms = self.known_ms[entries]
+        known_ms, tops = self.known_ms[entries], _tops_of_all(scene, self._programs)
         spare = np.minimum(self._programs.packed[entries] - lanes, len(tops) - 2)
         extra, pending = tops[spare], table.sums[0, lanes]
         credit = scene.slope * known_ms
         last = pending - table.sums[0, lanes - 1] + credit
         bounds = rates_of(pending + extra + credit * lanes, known_ms, scene.waiting)
         bounds[last < tops[spare + 1] - extra] = np.inf
-        rate[entries] = np.minimum(rate[entries], bounds)
+        return bounds
+
+    def _cap(self, entry: int, rate: Floats) -> float:
+        """Lower an entry's bound as `_caps` does, by the marginals of its own class; return it."""
+        scene, programs, lanes = self._scene, self._programs, int(self._lanes[entry])
+        table, lane_class = scene.table, int(programs.lane_class[entry])
+        rising = self._rising.get(lane_class)
+        if rising is None:
+            first = programs.first_class[int(programs.variant[entry])]
+            gains = table.tokens[first + 1 : lane_class + 1] - table.tokens[first:lane_class]
+            rising = self._rising[lane_class] = (gains * scene.streams.token).ravel()
+            rising.sort()
+        start = max(len(rising) - (int(programs.packed[entry]) - lanes), 0)
+        duration_ms, pending = float(self.known_ms[entry]), float(table.sums[0, lanes])
+        credit = scene.slope * duration_ms
+        last = pending - float(table.sums[0, lanes - 1]) + credit
+        if not start or last >= rising[start - 1]:
+            value = pending + float(rising[start:].sum()) + credit * lanes
+            rate[entry] = min(float(rate[entry]), rate_of(value, duration_ms, scene.waiting))
+        return float(rate[entry])
 
     def _bounds(self, entries: Integers) -> Floats:
         """Return upper bounds of the score of some entries over all cohorts."""
@@ -441,7 +455,10 @@ class Generation:
 
 
 def _tops_of_all(scene: Scene, programs: Generating) -> Floats:
-    """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant."""
+    """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant.
+
+    The last two sums are equal: then nothing is left to add.
+    """
     tokens, widest = scene.table.tokens, max(programs.widths[v] for v in programs.ragged_variants)
     gains = np.zeros((widest - 1, tokens.shape[1]))
     for variant in programs.ragged_variants:
@@ -449,7 +466,12 @@ def _tops_of_all(scene: Scene, programs: Generating) -> Floats:
         own = gains[:last]
         np.maximum(own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], own)
     gains *= scene.streams.token
-    return sums_of_largest(gains)
+    rising = gains.ravel()
+    rising.sort()
+    sums = np.zeros(len(rising) + 2)
+    np.add.accumulate(rising[::-1], out=sums[1:-1])
+    sums[-1] = sums[-2]
+    return sums
 
 
 def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:

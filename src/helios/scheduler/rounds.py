@@ -148,33 +148,16 @@ class Cohort(NamedTuple):
     """The most valuable lanes, in their order."""
 
 
-def largest_marginals(streams: Streams, table: LaneTable, first: int, width: int) -> Floats:
-    """Return the sums of the 0, 1, ... largest marginals of lanes of at most `width` rows.
-
-    A marginal is the priced gain of one more target row of one stream. The last two sums are equal:
-    then nothing is left to add.
-    """
-    tokens = table.tokens[first + 1 : first + width] - table.tokens[first : first + width - 1]
-    return sums_of_largest(tokens * streams.token)
-
-
 def tops_by_width(streams: Streams, table: LaneTable, first: int, widest: int) -> Floats:
-    """Return `largest_marginals` of the widths 1, 2, ... `widest`, a row for each."""
+    """Return the sums of the 0, 1, ... largest marginals of lanes of 1, 2, ... `widest` rows.
+
+    A marginal is the priced gain of one more target row of one stream; float64 [widest, sums].
+    """
     tokens = table.tokens[first + 1 : first + widest] - table.tokens[first : first + widest - 1]
     shallow = np.tri(widest, widest - 1, -1, dtype=bool)[:, :, None]
     rising = np.where(shallow, tokens * streams.token, 0.0).reshape(widest, -1)
     rising.sort(axis=1)
     return running_sums(rising[:, ::-1])
-
-
-def sums_of_largest(marginals: Floats) -> Floats:
-    """Return the sums of the 0, 1, ... largest entries, and the last one once more."""
-    rising = marginals.ravel()
-    rising.sort()
-    sums = np.zeros(len(rising) + 2)
-    np.add.accumulate(rising[::-1], out=sums[1:-1])
-    sums[-1] = sums[-2]
-    return sums
 
 
 class Frontier:

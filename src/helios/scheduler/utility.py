@@ -238,7 +238,7 @@ def decode_interval_ms(shapes: Shapes, durations_ms: Floats, streams: int) -> fl
     least = float(durations.min())
     if not streams or (least <= 0.0 and not durations.any()):
         return None
-    spacing = durations / np.minimum(programs.batch, streams)
+    spacing = durations / shapes.geometry.even_lanes(streams).lanes
     if least <= 0.0:
         spacing = spacing[durations > 0.0]
     return streams * float(spacing.min())
