@@ -10,7 +10,6 @@ The last two are evaluated only for entries whose upper bound can still win.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from helios.scheduler.rounds import (
     Cohort,
     Frontier,
     Pricing,
+    lanes_of,
     program_yields,
     tops_by_width,
     yields_of,
@@ -486,44 +486,3 @@ def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:
     found = program_yields(scene.view.decoders, source, graph, width, scene.estimates)
     yields = found.placed(scene.streams.place, alpha)
     return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)
-
-
-_NEW_LANE = partial(tuple.__new__, Lane)
-"""Makes a lane of all its fields; the generated constructors take several times as long."""
-
-
-def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
-    """Return the lanes of a cohort, the most valuable first."""
-    table, members = pricing.table, cohort.members
-    classes = pricing.class_of(cohort.lengths)
-    tokens, values = table.tokens[classes, members], table.values[classes, members]
-    # A device is given ceilings: how it shares its rows is only expected here.
-    ceilings = cohort.lengths if pricing.by is None else table.lengths[pricing.lane_class, members]
-    chosen = members.tolist()
-    nothing = [0] * len(chosen)
-    lanes = list(
-        map(
-            _NEW_LANE,
-            zip(
-                (-values).tolist(),
-                streams.used[members].tolist(),
-                nothing,
-                streams.arrival[members].tolist(),
-                [streams.requests[member] for member in chosen],
-                (tokens * streams.token[members]).tolist(),
-                streams.delivery[members].tolist(),
-                streams.age[members].tolist(),
-                nothing,
-                ceilings.tolist(),
-                tokens.tolist(),
-                strict=True,
-            ),
-        )
-    )
-    if not cohort.is_prefix:
-        lanes.sort(key=_place)
-    return lanes
-
-
-def _place(lane: Lane) -> tuple[float, int, int]:
-    return lane.negative_value, lane.last_used, lane.arrival

@@ -8,6 +8,7 @@ the prefixes of three orderings, each priced by the causal allocation of its own
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from helios.scheduler.forecast import priced_from
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.requests import Request
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked, running_sums
-from helios.scheduler.utility import Estimates, Yields
+from helios.scheduler.utility import Estimates, Lane, Yields
 
 SLACK = 1e-9
 """Relative room for rounding when an upper bound is compared with a score."""
@@ -146,6 +147,47 @@ class Cohort(NamedTuple):
     """Sum of lane values and of the bonus of each lane; zero where nobody compares it."""
     is_prefix: bool = False
     """The most valuable lanes, in their order."""
+
+
+_NEW_LANE = partial(tuple.__new__, Lane)
+"""Makes a lane of all its fields; the generated constructors take several times as long."""
+
+
+def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
+    """Return the lanes of a cohort, the most valuable first."""
+    table, members = pricing.table, cohort.members
+    classes = pricing.class_of(cohort.lengths)
+    tokens, values = table.tokens[classes, members], table.values[classes, members]
+    # A device is given ceilings: how it shares its rows is only expected here.
+    ceilings = cohort.lengths if pricing.by is None else table.lengths[pricing.lane_class, members]
+    chosen = members.tolist()
+    nothing = [0] * len(chosen)
+    lanes = list(
+        map(
+            _NEW_LANE,
+            zip(
+                (-values).tolist(),
+                streams.used[members].tolist(),
+                nothing,
+                streams.arrival[members].tolist(),
+                [streams.requests[member] for member in chosen],
+                (tokens * streams.token[members]).tolist(),
+                streams.delivery[members].tolist(),
+                streams.age[members].tolist(),
+                nothing,
+                ceilings.tolist(),
+                tokens.tolist(),
+                strict=True,
+            ),
+        )
+    )
+    if not cohort.is_prefix:
+        lanes.sort(key=_place)
+    return lanes
+
+
+def _place(lane: Lane) -> tuple[float, int, int]:
+    return lane.negative_value, lane.last_used, lane.arrival
 
 
 def tops_by_width(streams: Streams, table: LaneTable, first: int, widest: int) -> Floats:
