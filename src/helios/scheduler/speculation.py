@@ -81,8 +81,9 @@ class SpeculationHistory:
         """
         index = source_index(source)
         outcome = self.acceptance.outcome(lanes)
-        predicted = self.acceptance.observe(index, lanes, outcome, survival)
-        self._by_source[index].observe(predicted, outcome)
+        if outcome.seen.any():
+            predicted = self.acceptance.observe(index, lanes, outcome, survival)
+            self._by_source[index].observe(predicted, outcome)
         if confidence is not None:
             promised = self.forecasts.observe(graph_index, lanes, confidence)
             self._by_forecast.observe(promised, outcome)
