@@ -111,10 +111,10 @@ class ForecastTable:
 
     def highest_means(self, rows: Integers) -> tuple[Floats, bool]:
         """Return the largest `means` that any program has, and whether all have the same."""
-        cells = self._cells[rows]
+        cells = self._cells.take(rows, axis=0)
         own = cells[:, OWN] != 0.0
-        agree = bool((own | self._agrees[rows]).all())
-        means = np.where(own, cells[:, MEAN], self._highest[rows])
+        agree = bool((own | self._agrees.take(rows, axis=0)).all())
+        means = np.where(own, cells[:, MEAN], self._highest.take(rows, axis=0))
         return np.minimum.accumulate(means, axis=1), agree
 
     def weights(self, rows: Integers, generated: Integers) -> Floats:

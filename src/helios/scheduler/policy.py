@@ -226,7 +226,8 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     if kind is GraphKind.MIXED:
         return _mixed_steps(candidate, mode)
     cohort = candidate.cohort
-    requests = [lane.request for lane in cohort]
+    # Columns of `Lane`, because a look-up per lane and field costs more than all of them together.
+    *_, requests, _, _, _, prompts, ceilings, expected = zip(*cohort, strict=True)
     if kind in STAGE_KINDS or any(map(_WINDOW, requests)):
         return tuple([_staged_step(lane, kind) for lane in cohort])
     count = len(cohort)
@@ -245,10 +246,10 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
                 [request.handle for request in requests],
                 [request.row for request in requests],
                 positions,
-                [lane.prompt_tokens for lane in cohort],
-                [lane.output_ceiling for lane in cohort],
+                prompts,
+                ceilings,
                 [request.pages for request in requests],
-                [lane.expected_tokens for lane in cohort],
+                expected,
                 *[repeat(value, count) for value in _PLAIN],
                 [request.incarnation for request in requests],
                 strict=True,

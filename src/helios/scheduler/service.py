@@ -59,10 +59,10 @@ def served_flows(
     """
     flows: dict[float, tuple[float, float]] = {}
     exp, expm1 = math.exp, math.expm1
-    for count in served:
+    for count in dict.fromkeys(served):
         if count <= 0.0:
             flows[count] = flow_over(count, interval_ms, reference_rate, adaptation_ms)
-        elif count not in flows:
+        else:
             exponent = count / reference_rate / adaptation_ms
             flows[count] = (exp(-exponent), (interval_ms / count) * -expm1(-exponent))
     return flows

@@ -136,7 +136,7 @@ def outlook_of(frame: Frame, start_ns: int, adaptation_ms: float) -> Outlook:
     served: list[tuple[float, float]] = [_STILL] * len(tokens)
     if streams.token_rate is not None:
         flows = served_flows(tokens, duration_ms, streams.token_rate, adaptation_ms)
-        served = [flows[count] for count in tokens]
+        served = list(map(flows.__getitem__, tokens))
     return Outlook(
         duration_ms,
         ms_of(start_ns - frame.expected_end_ns),
@@ -230,6 +230,17 @@ def _project_decoders(view: View, standing: Standing, outlook: Outlook) -> None:
     duration_ms, ended_ms, idle_tokens, (idle, idle_gain) = outlook[:4]
     keep, gain = outlook.served_delivery
     served = outlook.served_tokens
+    if 0 not in [request.queued for request in requests]:
+        # The running frame serves everybody: the common case of a full machine.
+        view.token_prices = [
+            token * up + add if token else token
+            for token, (up, add) in zip(tokens, map(served.__getitem__, requests), strict=True)
+        ]
+        view.delivery_prices = [
+            duration_ms if price is None else price * keep + gain for price in deliveries
+        ]
+        view.ages_ms = [ended_ms] * len(requests)
+        return
     flows = [served[r] if r.queued else idle_tokens for r in requests]
     view.token_prices = [
         token * flow[0] + flow[1] if token else token
