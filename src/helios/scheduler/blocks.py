@@ -99,9 +99,9 @@ def rate_of(value: float, duration_ms: float, waiting: float) -> float:
 
 def rates_of(values: Floats, durations_ms: Floats, waiting: float) -> Floats:
     """Return `rate_of` of arrays."""
-    known = durations_ms > 0.0
-    if known.all():
+    if len(durations_ms) and durations_ms[durations_ms.argmin()] > 0.0:
         return values / durations_ms - 0.5 * durations_ms * waiting
+    known = durations_ms > 0.0
     rates = np.divide(values, durations_ms, out=values.copy(), where=known)
     return np.where(known, rates - 0.5 * durations_ms * waiting, rates)
 

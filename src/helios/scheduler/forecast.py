@@ -113,7 +113,7 @@ class ForecastTable:
         """Return the largest `means` that any program has, and whether all have the same."""
         cells = self._cells.take(rows, axis=0)
         own = cells[:, OWN] != 0.0
-        agree = bool((own | self._agrees.take(rows, axis=0)).all())
+        agree = np.count_nonzero(own | self._agrees.take(rows, axis=0)) == own.size
         means = np.where(own, cells[:, MEAN], self._highest.take(rows, axis=0))
         return np.minimum.accumulate(means, axis=1), agree
 

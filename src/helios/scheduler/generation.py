@@ -123,7 +123,7 @@ class Generation:
         self.graph: Integers = programs.graph
         self.known_ms: Floats = scene.durations_ms[programs.graph]
         self.determinate: Flags = self.known_ms > 0.0
-        self.is_known = bool(self.determinate.all())
+        self.is_known = np.count_nonzero(self.determinate) == len(self.determinate)
         room = programs.batch if prompts is None else programs.batch - 1
         self._lanes: Integers = np.minimum(room, len(scene.streams.requests))
         self.is_settled = not (programs.has_ragged or scene.is_inexact)
@@ -193,7 +193,8 @@ class Generation:
         if self._is_fixed() or scene.streams.shares is not None:
             return
         known = self.settled if self.is_known else self.settled & self.determinate
-        floor = rate.max(where=known, initial=-np.inf)
+        masked = np.where(known, rate, -np.inf)
+        floor = float(masked[masked.argmax()])
         if floor == -np.inf:
             return
         floor -= SLACK * abs(floor)
@@ -202,7 +203,7 @@ class Generation:
             loose &= self.determinate
         if scene.is_inexact:
             loose &= ~scene.inexact[programs.lane_class]
-        entries = np.flatnonzero(loose)
+        entries = loose.nonzero()[0]
         if not len(entries):
             return
         if scene.estimates is not None and scene.estimates.optimistic:
@@ -226,9 +227,10 @@ class Generation:
         scene, table, lanes = self._scene, self._scene.table, self._lanes[entries]
         known_ms, tops = self.known_ms[entries], _tops_of_all(scene, self._programs)
         spare = np.minimum(self._programs.packed[entries] - lanes, len(tops) - 2)
-        extra, pending = tops[spare], table.sums[0, lanes]
+        sums = table.sums[0]
+        extra, pending = tops[spare], sums[lanes]
         credit = scene.slope * known_ms
-        last = pending - table.sums[0, lanes - 1] + credit
+        last = pending - sums[lanes - 1] + credit
         bounds = rates_of(pending + extra + credit * lanes, known_ms, scene.waiting)
         bounds[last < tops[spare + 1] - extra] = np.inf
         return bounds
@@ -464,7 +466,9 @@ def _tops_of_all(scene: Scene, programs: Generating) -> Floats:
     for variant in programs.ragged_variants:
         first, last = programs.first_class[variant], programs.widths[variant] - 1
         own = gains[:last]
-        np.maximum(own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], own)
+        np.maximum(
+            own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], out=own
+        )
     gains *= scene.streams.token
     rising = gains.ravel()
     rising.sort()

@@ -118,7 +118,9 @@ def _full_tokens(yields: Sequence[Yields]) -> Floats:
 
 def is_unlimited(yields: Sequence[Yields]) -> bool:
     """Tell whether no limit shortens any lane, so that lengths are those of the classes."""
-    least = min([int(variant.limits.min(initial=UNLIMITED)) for variant in yields])
+    if not len(yields[0].limits):
+        return True
+    least = min([int(v.limits[v.limits.argmin()]) for v in yields])
     return least > max([len(variant.gains.T) for variant in yields])
 
 
@@ -131,7 +133,7 @@ def _in_order(
     """
     order = (-values).argsort(axis=1)
     falling = values.ravel()[order + starts]
-    if (falling[:, 1:] == falling[:, :-1]).any():
+    if np.count_nonzero(falling[:, 1:] == falling[:, :-1]):
         order = ranked(values, lengths, used)
         falling = np.take_along_axis(values, order, axis=1)
     return order, falling
