@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TEST_JOBS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
@@ -17,11 +18,12 @@ serve: .venv/run.stamp  ## Serve the default model on http://127.0.0.1:8000 (ARG
 
 test: test-fast test-slow  ## Set up and run every test.
 
-test-fast: .venv/dev.stamp  ## The tests that take under two minutes in all.
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+test-fast: .venv/dev.stamp  ## The short tests, TEST_JOBS=2 files at a time.
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow and not gpu"
 
 test-slow: .venv/dev.stamp  ## The long ones: real weights against transformers, fuzzing, long simulations.
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "slow and not gpu" tests/scheduler
+	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/scheduler
 
 histories: .venv/dev.stamp  ## A million scheduler calls of random histories, every call checked (ten minutes or so).
 	FLARE_HISTORY_PIECES=100 $(BIN)/python -m pytest tests/scheduler/test_histories.py -k million

@@ -87,7 +87,7 @@ def test_impossible_options_are_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--scheduler-adaptation-ms", "0"], "adaptation_ms must be positive"),
+        (["--scheduler-adaptation-ms", "0"], "adaptation_ms must be finite and positive"),
         (["--scheduler-policy", "greedy"], "greedy"),
         (["--max-body", "0"], "size"),
         (["--api-key", ""], "api"),

@@ -266,7 +266,7 @@ def test_a_plan_whose_pages_went_elsewhere_is_stale() -> None:
     run_and_check(world)
 
 
-@pytest.mark.parametrize("how", ["cancel", "stop"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_preempted_request_may_end_wherever_it_stands(how: str) -> None:
     """While it is retired, while it waits, while it is set up again and replayed (6.9)."""
     world = growing(pages=12)

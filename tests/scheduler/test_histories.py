@@ -163,6 +163,7 @@ def digest_of(name: str) -> str:
     return history(name, 5, 200).audit.digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_hash_seeds_do_not_matter_to_any_history() -> None:
     """The same decisions in two processes with different hash seeds (11.8)."""
     program = (

@@ -61,6 +61,7 @@ def test_faulty_histories_with_every_decision_checked(seed: int) -> None:
     assert workload.count > 10
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps() -> None:
     """Rows, pages and fences stay accounted for over a long faulty history (decisions, 11.5)."""
     _, workload, _ = simulate(

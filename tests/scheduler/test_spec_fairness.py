@@ -97,7 +97,9 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
     return threshold + round_ms
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_nobody_starves(seed: int) -> None:
     """With positive fairness every runnable request is served within a bound (decisions, 11.7)."""
     model = gpu_like(rows=8, prefills=(64, 512, 4096))
@@ -144,6 +146,7 @@ def test_a_burst_of_long_prompts_does_not_stop_decoding() -> None:
     assert sum(world.streams[f"long{i}"].consumed for i in range(12)) >= 8 * 4096
 
 
+@pytest.mark.slow
 def test_load_below_capacity_keeps_the_backlog_bounded() -> None:
     """Below capacity nothing piles up and gaps stay bounded (field report 2).
 
