@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helios.scheduler import (
     Catalog,
+    Endpoint,
     ExecutionTiming,
     Fence,
     GraphKind,
@@ -266,6 +267,22 @@ def test_larger_unmeasured_prefill_is_not_explored_for_the_same_tokens() -> None
         world.run_until_idle()
     prefills = [flight.name for flight in world.log if "prefill" in flight.name]
     assert prefills == ["prefill-c64", "prefill-c64", "prefill-c256"]
+
+
+def test_exploration_looks_no_further_than_the_next_message() -> None:
+    """A smaller graph that reaches the next message's end leaves nothing to explore (exploration).
+
+    The larger one is tried where both stop short of the end, and a measured one is not excluded.
+    """
+    model = modelled({**_ms(SOLO), "prefill-c256": 5.0})
+    for ends, first in ((50, "prefill-c64"), (300, "prefill-c256")):
+        world = World(model, rows=1, seeded={"initialize-b1": 250_000, "prefill-c64": 4_000_000})
+        endpoints = (Endpoint(ends, b"m"), Endpoint(600, b"p", ends_message=False))
+        world.admit("a", 600, 1, endpoints=endpoints)
+        world.run_until_idle()
+        prefills = [flight.name for flight in world.log if "prefill" in flight.name]
+        assert prefills[0] == first
+        assert "prefill-c256" in prefills
 
 
 def test_an_indeterminate_candidate_beats_a_determinate_one() -> None:

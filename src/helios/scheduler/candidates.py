@@ -14,7 +14,13 @@ from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cohort import prefix_values, useful_shapes
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.generation import Generation, Scene, scene_of
-from helios.scheduler.prompts import advancing, best_prompts, lane_of, prompt_table
+from helios.scheduler.prompts import (
+    advancing,
+    best_prompts,
+    lane_of,
+    prompt_table,
+    worth_exploring,
+)
 from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import (
     Lane,
@@ -174,6 +180,9 @@ def best_prompt_lanes(
         for rival in rivals:
             table = prompt_table(rival, capacities)
             eligible = np.ones_like(advancing(table)) if padded else advancing(table)
+            measured = np.array([view.durations_ms[index] > 0.0 for index, _ in shapes])
+            if not measured.all():
+                eligible &= measured | worth_exploring(table)
             rows = best_prompts(table, eligible)
             for column, row in enumerate(rows.tolist()):
                 if row >= 0:

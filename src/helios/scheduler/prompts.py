@@ -83,6 +83,28 @@ def advancing(table: PromptTable) -> Flags:
     return flags
 
 
+def worth_exploring(table: PromptTable) -> Flags:
+    """Tell in which capacities, while they are unmeasured, a prompt shows something new.
+
+    Beyond the next message or prompt endpoint a capacity takes tokens that another chunk takes as
+    well; a smaller one that reaches the endpoint leaves nothing to explore there.
+    """
+    ends = np.array([[_next_endpoint(prompt.request)] for prompt in table.prompts], dtype=np.int64)
+    reached = np.minimum(table.extents, ends)
+    flags: Flags = np.ones(reached.shape, dtype=bool)
+    flags[:, 1:] = reached[:, 1:] > reached[:, :-1]
+    return flags
+
+
+def _next_endpoint(request: Request) -> int:
+    """Return the prompt tokens to the next message end, or to the prompt's end."""
+    done = request.prompt_done
+    for endpoint in request.spec.endpoints:
+        if endpoint.ends_message and endpoint.tokens > done:
+            return min(endpoint.tokens - done, request.remaining_prompt)
+    return request.remaining_prompt
+
+
 def lane_of(table: PromptTable, row: int, column: int) -> Lane:
     """Return the lane of one prompt in one capacity."""
     prompt, consumed = table.prompts[row], int(table.extents[row, column])
