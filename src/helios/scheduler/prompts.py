@@ -83,6 +83,12 @@ def advancing(table: PromptTable) -> Flags:
     return flags
 
 
+def eligible_prompts(table: PromptTable, measured: Flags) -> Flags:
+    """Tell which prompts each capacity may serve; `measured` [capacities] are known durations."""
+    flags = advancing(table)
+    return flags if measured.all() else flags & (measured | worth_exploring(table))
+
+
 def worth_exploring(table: PromptTable) -> Flags:
     """Tell in which capacities, while they are unmeasured, a prompt shows something new.
 

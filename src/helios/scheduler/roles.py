@@ -14,7 +14,13 @@ import numpy as np
 
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.geometry import Generating, Integers
-from helios.scheduler.prompts import PromptTable, advancing, best_prompts, lane_of, prompt_table
+from helios.scheduler.prompts import (
+    PromptTable,
+    best_prompts,
+    eligible_prompts,
+    lane_of,
+    prompt_table,
+)
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane, Prompt, View, prefill_kind
 
@@ -144,7 +150,8 @@ def _prefills(view: View, kind: GraphKind, newly: Sequence[Prompt]) -> list[_Par
     if not group or not shapes:
         return []
     table = prompt_table(group, np.array([capacity for _, capacity in shapes], dtype=np.int64))
-    row = best_prompts(table, advancing(table))
+    measured = np.array([view.durations_ms[index] > 0.0 for index, _ in shapes])
+    row = best_prompts(table, eligible_prompts(table, measured))
     column = np.flatnonzero(row >= 0)
     graph = np.array([index for index, _ in shapes], dtype=np.int64)[column]
     none = np.zeros(len(column), dtype=np.int64)
