@@ -81,27 +81,60 @@ def tests_of(module: str) -> list[str]:
         for path in sorted(folder.glob("test_*.py"))
         if path != own and f"scheduler.{module} import" in path.read_text(encoding="utf-8")
     ]
-    shared = [folder / name for name in SHARED if (folder / name).exists()]
-    return [str(path) for path in dict.fromkeys([own, *others, *shared]) if path.exists()]
+    extra = [folder / name for name in EXTRA.get(module, ())]
+    shared = [folder / name for name in SHARED]
+    return [str(path) for path in dict.fromkeys([own, *extra, *others, *shared]) if path.exists()]
 
 
 SHARED = (
     "test_spec_selection.py",
     "test_spec_prerequisites.py",
-    "test_oracle_selection.py",
     "test_traces.py",
 )
 """Whole-decision tests, run after a module's own."""
+EXTRA = {
+    "streams": ("test_generation.py", "test_rounds.py"),
+    "rounds": ("test_rounds.py", "test_generation.py"),
+    "generation": ("test_generation.py", "test_rounds.py"),
+    "selection": ("test_generation.py", "test_rounds.py"),
+    "dominance": ("test_rounds.py", "test_generation.py", "test_pairs.py"),
+    "prompts": ("test_generation.py", "test_spec_costs.py"),
+    "pairs": ("test_oracle_preparing.py",),
+    "roles": ("test_pairs.py", "test_oracle_preparing.py"),
+    "packing": ("test_pairs.py", "test_oracle_preparing.py"),
+    "chains": ("test_pairs.py", "test_oracle_preparing.py"),
+    "learning": ("test_acceptance_learning.py",),
+    "refresh": ("test_exploration.py",),
+}
+"""Tests of a module that do not carry its name."""
 MODULES = (
-    "cohort",
-    "utility",
+    "knapsack",
+    "sequence",
+    "allocation",
+    "continuation",
+    "dominance",
+    "selection",
+    "ledger",
+    "learning",
+    "refresh",
+    "prompts",
+    "streams",
+    "rounds",
+    "generation",
+    "roles",
+    "packing",
+    "pairs",
+    "chains",
     "candidates",
-    "lookahead",
     "policy",
+    "utility",
     "service",
-    "accounting",
     "cost",
+    "standing",
     "window",
+    "tenants",
+    "retention",
+    "preemption",
 )
 
 
