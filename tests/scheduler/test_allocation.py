@@ -117,6 +117,8 @@ def test_host_rows_go_to_the_largest_priced_marginal() -> None:
     flat = host_lengths(survivals, np.array([64.0, 100.0]), ceilings, slots, 4, alpha=0.125)
     marginals = (survivals**0.125 * np.array([[64.0], [100.0]])).tolist()
     assert flat.tolist() == frontier_lengths(marginals, [3, 3], [0, 1], 4) == [1, 3]
+    steep = host_lengths(survivals, np.array([64.0, 192.0]), ceilings, slots, 3, alpha=2.0)
+    assert steep.tolist() == [2, 1], "16 of lane 0 against 12 of lane 1"
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -111,6 +111,7 @@ def test_a_blocked_stream_has_its_own_reference() -> None:
     """Its future delivery through its own chain; None while a part is unmeasured (10.11)."""
     assert future_delivery_ms([0.5, 2.0], 3.0) == 5.5
     assert future_delivery_ms([], 3.0) == 3.0
+    assert future_delivery_ms([0.5], 0.25) == 0.75
     assert future_delivery_ms([0.5, 0.0], 3.0) is None
     assert future_delivery_ms([0.5], 0.0) is None
 
