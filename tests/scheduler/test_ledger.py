@@ -249,3 +249,15 @@ def test_funds_hold_both_bounds_under_faults(
             assert account.credit_ms == float(exploration.credit_ns(histories[name], share) / MS)
             assert account.is_within_bound()
             assert exploration.is_within_bound(histories[name], share)
+
+
+@pytest.mark.parametrize("share", [TIMING_SHARE, LEARNING_SHARE])
+def test_the_bound_is_exact_to_the_nanosecond(share: Share) -> None:
+    """The account itself says when P passes share*O + D; no legal history ever makes it."""
+    ledger = Ledger(share, CAP_NS)
+    ledger.ordinary_ns = 1_000 * share.denominator
+    ledger.episode_ns = 7
+    ledger.spent_ns = 1_000 * share.numerator + 7
+    assert ledger.is_within_bound()
+    ledger.spent_ns += 1
+    assert not ledger.is_within_bound()
