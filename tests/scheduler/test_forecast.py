@@ -126,15 +126,6 @@ def test_a_row_keeps_its_forecasts_through_preemption_and_loses_them_at_reset() 
     assert freeze(table.take(1)) == freeze(saved)
 
 
-def test_programs_are_read_together_or_one_by_one() -> None:
-    """The batched read is the single read of every program."""
-    table = table_of()
-    teach(table, ints(0), 1, np.full((1, DEPTH), 0.9), ints(3), ints(3))
-    together = table.means_of_programs(ints(0, 1), (1, 0))
-    assert (together[0] == table.means(ints(0, 1), 1)).all()
-    assert (together[1] == table.means(ints(0, 1), 0)).all()
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     rounds=st.lists(

@@ -9,7 +9,7 @@ import pytest
 
 from helios.scheduler import Endpoint
 from helios.scheduler.checkpoints import Role
-from helios.scheduler.retention import Cut, PrefillWork, choose_cuts, next_cut
+from helios.scheduler.retention import PrefillWork, choose_cuts
 from tests.scheduler.oracles import checkpoints as twin
 
 SHAPES = ((64, 4.0), (512, 16.0), (4096, 96.0))
@@ -184,9 +184,3 @@ def test_work_equals_the_best_pair_of_capacities() -> None:
             for tokens in range(200):
                 assert work.of(tokens) == twin.cheapest_prefill_ms(tokens, chosen)
     assert not PrefillWork([(8, 0.0)]).is_known
-
-
-def test_prefill_stops_at_the_next_cut() -> None:
-    """Beyond the last one it may run to the end."""
-    cuts = (Cut(8, b"a", Role.EARLIER, 0.5), Cut(20, b"b", Role.ANCHOR, 0.0))
-    assert [next_cut(cuts, position) for position in (0, 7, 8, 19, 20)] == [8, 8, 20, 20, None]

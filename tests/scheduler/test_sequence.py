@@ -12,7 +12,6 @@ from helios.scheduler.sequence import (
     First,
     Following,
     best_split,
-    fewest_newly,
     following_values,
     prefix_sums,
     saved_waiting,
@@ -213,10 +212,3 @@ def test_equal_splits_prefer_the_fewest_newly_ready_rows() -> None:
     """The rest of the first graph then retires more rows at the same value (10.3)."""
     assert split_of([4.0, 4.0], [4.0], []) == (8.0, 1)
     assert split_of([4.0, 4.0], [1.0], [3.0, 3.0]) == (8.0, 1)
-
-
-def test_a_smaller_following_graph_that_holds_the_cohort_takes_its_cohorts() -> None:
-    """B2 = 4 after B2 = 2 with one ready row must serve three rows: k is at least two (10.6)."""
-    smaller, least = np.array([0, 2, 2, 4]), np.ones(4, dtype=np.int64)
-    assert fewest_newly(smaller, 1, least).tolist() == [1, 2, 2, 4]
-    assert fewest_newly(smaller, 5, least).tolist() == [1, 1, 1, 1]

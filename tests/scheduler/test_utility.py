@@ -10,12 +10,12 @@ import pytest
 from helios.scheduler import PolicyConfig, RequestHandle, RequestSpec
 from helios.scheduler.policy import Decision
 from helios.scheduler.requests import Request
+from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import (
     LOG_LIMIT,
     Prompt,
     Shapes,
     View,
-    decode_lanes,
     prefill_weight,
     prompt_lane,
     prompts_of,
@@ -42,18 +42,16 @@ def view_of(
 def test_a_decode_lane_is_the_sum_of_its_priced_parts() -> None:
     """beta + f*w*p per token, g*w*z per delivery, c*sigma*A of age (1.2, 1.4)."""
     view = view_of([0.5], weight=2.0)
-    (lane,) = decode_lanes(view, units_of(view), 10.0)
-    assert lane.service == 64.0 + 16.0 * 2.0 * 0.5
-    assert lane.delivery == 4.0 * 2.0 * 0.5
-    assert lane.age == pytest.approx(0.1 * 10.0 * 3.0)
-    assert -lane.negative_value == lane.service + lane.delivery + lane.age
+    streams = streams_of(view, units_of(view), 10.0)
+    assert streams.token == 64.0 + 16.0 * 2.0 * 0.5
+    assert streams.delivery == 4.0 * 2.0 * 0.5
+    assert streams.age == pytest.approx(0.1 * 10.0 * 3.0)
 
 
 def test_without_a_reference_interval_there_is_no_age_credit() -> None:
     """sigma unknown: the credit is zero (3.3)."""
     view = view_of([0.5])
-    (lane,) = decode_lanes(view, units_of(view), None)
-    assert lane.age == 0.0
+    assert streams_of(view, units_of(view), None).age == 0.0
 
 
 def test_padding_earns_nothing_and_the_last_chunk_earns_one_output() -> None:
@@ -133,6 +131,6 @@ def test_zero_coefficients_never_meet_infinity() -> None:
     policy = PolicyConfig(token_fairness=0.0, delivery_fairness=1e308)
     view = view_of([1e120], policy=policy, weight=1e308)
     view.token_prices = [0.0]
-    (lane,) = decode_lanes(view, units_of(view), 10.0)
-    assert lane.service >= 0.0
-    assert math.isfinite(lane.negative_value)
+    streams = streams_of(view, units_of(view), 10.0)
+    assert streams.token >= 0.0
+    assert math.isfinite((streams.token + streams.delivery + streams.age).item())

@@ -102,13 +102,6 @@ class ForecastTable:
         starts = self._starts[rows, self._index[program]]
         return np.minimum.accumulate(np.where(cells[:, OWN], cells[:, MEAN], starts), axis=1)
 
-    def means_of_programs(self, rows: Integers, programs: Sequence[int]) -> Floats:
-        """Return `means` of several programs at once, [programs, n, depth]."""
-        cells = self._cells[rows]
-        places = np.array([self._index[program] for program in programs])
-        values = np.where(cells[:, OWN], cells[:, MEAN], self._starts[rows, places[:, None]])
-        return np.minimum.accumulate(values, axis=2)
-
     def highest_means(self, rows: Integers) -> tuple[Floats, bool]:
         """Return the largest `means` that any program has, and whether all have the same."""
         cells = self._cells.take(rows, axis=0)

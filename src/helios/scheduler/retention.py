@@ -140,11 +140,3 @@ def _add_extras(
         if spent_ms + cost_ms <= allowance_ms:
             spent_ms += cost_ms
             cuts.append(Cut(endpoint.tokens, endpoint.key, role, cost_ms))
-
-
-def next_cut(cuts: Sequence[Cut], position: int) -> int | None:
-    """Return the first cut beyond a position; None when prefill may run to the prompt's end."""
-    for cut in cuts:
-        if cut.tokens > position:
-            return cut.tokens
-    return None

@@ -66,16 +66,6 @@ def prefix_sums(values: Floats) -> Floats:
     return sums
 
 
-def fewest_newly(smaller_rows: Counts, ready: int, least: Counts) -> Counts:
-    """Return the k from which a cohort no longer fits the next smaller following graph.
-
-    `smaller_rows` is that graph's capacity, zero without one; `least` is the k that the role needs.
-    A following graph that is filled serves min(B, ready + k) rows; while the smaller graph holds
-    them all it does the same work, and timing must not make the larger one's padding preferable.
-    """
-    return np.maximum(least, smaller_rows - ready + 1)
-
-
 def following_values(
     rows: Counts, fewest: Counts, constant: Floats, newly: Floats, ready: Floats
 ) -> tuple[Floats, Counts]:

@@ -425,45 +425,6 @@ class Lane(NamedTuple):
     """Output tokens that the value expects."""
 
 
-def decode_lanes(view: View, units: Units, interval_ms: float | None) -> list[Lane]:
-    """Return the decoders' lanes, most valuable first."""
-    sigma = interval_ms or 0.0
-    age_unit = units.age * sigma
-    plain = units.is_plain
-    token_fairness, delivery_fairness = units.token_fairness, units.delivery_fairness
-    output_token = units.output_token
-    lanes = []
-    for request, token, delivery, age_ms in zip(
-        view.decoders, view.token_prices, view.delivery_prices, view.ages_ms, strict=True
-    ):
-        weight = request.weight
-        if plain:
-            service = output_token + token_fairness * weight * token
-            visible = delivery_fairness * weight * delivery
-        else:
-            service = output_token + units.priced(token_fairness, weight, token)
-            visible = units.priced(delivery_fairness, weight, delivery)
-        age = age_unit * age_ms
-        value = service + visible + age
-        lanes.append(
-            Lane(
-                -value,
-                request.last_used,
-                0,
-                request.arrival,
-                request,
-                service,
-                visible,
-                age,
-                0,
-                1,
-                1.0,
-            )
-        )
-    lanes.sort()
-    return lanes
-
-
 def terminal_lanes(view: View, units: Units, interval_ms: float | None) -> list[Lane]:
     """Return the lanes of the requests that wait for retirement, most valuable first."""
     age_unit = units.terminal_age * (interval_ms or 0.0)
