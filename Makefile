@@ -18,8 +18,9 @@ serve: .venv/run.stamp  ## Serve the default model on http://127.0.0.1:8000 (ARG
 
 test: test-fast test-slow  ## Set up and run every test.
 
-test-fast: .venv/dev.stamp  ## The short tests, TEST_JOBS=2 files at a time.
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow and not gpu"
+test-fast: .venv/dev.stamp  ## The short tests; those of the scheduler TEST_JOBS=2 files at a time.
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow and not gpu" tests/scheduler
+	$(BIN)/python -m pytest -m "not slow and not gpu" --ignore=tests/scheduler
 
 test-slow: .venv/dev.stamp  ## The long ones: real weights against transformers, fuzzing, long simulations.
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "slow and not gpu" tests/scheduler

@@ -302,7 +302,7 @@ class StoreMachine(RuleBasedStateMachine):
         return [pages for _, pages in self.residents]
 
     def evicted(self) -> list[object]:
-        """What the store has given up since the last look."""
+        """What the store has given up since the last look, in the order of creation."""
         gone = [one.key for one in self.kept if not self.store.is_known(one.key)]
         self.kept = [one for one in self.kept if one.key not in gone]
         return gone
@@ -311,20 +311,24 @@ class StoreMachine(RuleBasedStateMachine):
     def seat(self, count: int, share: int) -> None:
         source = self.kept[share % (len(self.kept) + 1) - 1] if self.kept else None
         shared = source.pages if source and share % 3 else ()
-        if not self.pool.can_reserve(count):
+        # Pages that are about to be shared are no room any more.
+        available = self.pool.pages_available - self.pool.idle_pages(shared)
+        if not self.pool.rows_free or count > available:
             return
         if source and shared:
             self.store.pin(self.objects[source.key])
             source.pins += 1
+        # As seating does it: who shares pages is their resident before room is made for the rest.
+        self.pool.use(shared)
         useful = twin.victims(self.kept, [*self.pages(), shared], for_row=False)
         self.store.make_room(count)
         gone = self.evicted()
-        assert gone == useful[: len(gone)], "victims go in order"
+        assert sorted(gone) == sorted(useful[: len(gone)]), "the worst victims go, and no others"
         expected = sorted(twin.free_pages(24, self.kept, [*self.pages(), shared]))[:count]
         assert self.pool.lowest_pages(count) == tuple(expected)
-        row, pages = self.pool.reserve(count, shared)
-        assert pages == (*shared, *expected)
-        self.residents.append((row, pages))
+        row, pages = self.pool.reserve(count)
+        assert pages == tuple(expected)
+        self.residents.append((row, (*shared, *pages)))
         if source and shared:
             self.store.unpin(self.objects[source.key])
             source.pins -= 1
