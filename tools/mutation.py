@@ -96,7 +96,12 @@ EXTRA = {
     "streams": ("test_generation.py", "test_rounds.py"),
     "rounds": ("test_rounds.py", "test_generation.py"),
     "generation": ("test_generation.py", "test_rounds.py"),
-    "selection": ("test_generation.py", "test_rounds.py"),
+    "selection": (
+        "test_policy.py",
+        "test_exploration.py",
+        "test_generation.py",
+        "test_rounds.py",
+    ),
     "dominance": ("test_rounds.py", "test_generation.py", "test_pairs.py"),
     "prompts": ("test_generation.py", "test_spec_costs.py"),
     "pairs": ("test_oracle_preparing.py",),
