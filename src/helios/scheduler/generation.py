@@ -10,6 +10,7 @@ The last two are evaluated only for entries whose upper bound can still win.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -341,9 +342,17 @@ class Generation:
         return np.full(count, credit) if shares is None else credit * shares
 
     def _packed(
-        self, entry: int, pricing: Pricing, above: int = 0, forced: Sequence[int] = ()
+        self,
+        entry: int,
+        pricing: Pricing,
+        above: int = 0,
+        forced: Sequence[int] = (),
+        beyond: int = -1,
     ) -> list[Cohort]:
-        """Return the best cohort of whole lanes with more than `above` rows and all of `forced`."""
+        """Return the best cohort of whole lanes with all of `forced`.
+
+        It has more than `above` rows and more than `beyond` lanes.
+        """
         table, lane_class, programs = pricing.table, pricing.lane_class, self._programs
         lengths = table.lengths[lane_class]
         free = np.delete(np.arange(len(lengths)), forced)
@@ -352,7 +361,8 @@ class Generation:
         packing = FixedLanes(values[free], lengths[free], used)
         room = int(programs.batch[entry]) - (self._prompts is not None) - len(forced)
         taken = int(lengths[list(forced)].sum())
-        members = packing.best(room, int(programs.packed[entry]) - taken, above - taken)
+        rows = int(programs.packed[entry]) - taken
+        members = packing.best(room, rows, above - taken, beyond - len(forced))
         if members is None:
             return []
         chosen = np.concatenate([np.array(forced, dtype=np.int64), free[members]])
@@ -361,8 +371,8 @@ class Generation:
     def rivals(self, entry: int) -> list[Candidate]:
         """Return the cohorts among which is the entry's best undominated one, if there is any.
 
-        A cohort escapes a smaller shape by a longer lane, by more rows or by a longer prompt chunk,
-        so the best cohorts beyond each smaller capacity are enough.
+        A cohort escapes a smaller shape by a longer lane, more rows, more lanes or a longer prompt
+        chunk, so the best cohorts beyond each smaller capacity are enough.
         """
         geometry = self._scene.view.shapes.geometry
         smaller = geometry.smaller[int(self._programs.graph[entry])]
@@ -372,10 +382,11 @@ class Generation:
             ragged = geometry.packed[smaller] < geometry.batch[smaller] * geometry.width[smaller]
             aboves = [0, *np.unique(geometry.packed[smaller][ragged]).tolist()]
             widths = np.unique(geometry.width[smaller]).tolist()
-            for above in aboves:
-                cohorts += self._packed(entry, pricing, above) if above else []
-                for forced in self._longer(entry, pricing, widths):
-                    cohorts += self._packed(entry, pricing, above, [forced])
+            batches = np.unique(geometry.batch[smaller]) - (self._prompts is not None)
+            longer = [[lane] for lane in self._longer(entry, pricing, widths)]
+            # A cohort may have to escape one smaller shape by its rows and another by its lanes.
+            for above, forced, beyond in product(aboves, [[], *longer], [-1, *batches.tolist()]):
+                cohorts += self._packed(entry, pricing, above, forced, beyond)
         prompts: Sequence[Lane | None] = [None]
         if self._prompts is not None:
             prompts = self._longer_prompts(entry, np.unique(geometry.prompt[smaller]).tolist())

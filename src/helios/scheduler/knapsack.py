@@ -54,20 +54,23 @@ class FixedLanes:
         for group in self._groups[:-1]:
             self._tables.append(_extended(self._tables[-1], group))
 
-    def best(self, requests: int, rows: int, above: int = 0) -> Integers | None:
+    def best(self, requests: int, rows: int, above: int = 0, beyond: int = -1) -> Integers | None:
         """Return the members of the best cohort, in the order of the lanes; None without any.
 
-        At most `requests` lanes of together more than `above` and at most `rows` rows.
+        More than `beyond` and at most `requests` lanes, of together more than `above` and at most
+        `rows` rows.
         """
         if not self._groups:
-            return np.zeros(0, dtype=np.int64) if above < 0 <= rows else None
+            is_legal = above < 0 <= rows and beyond < 0 <= requests
+            return np.zeros(0, dtype=np.int64) if is_legal else None
         table = self._tables[-1][: requests + 1, : rows + 1]
         count = np.arange(table.shape[0])[:, None]
         spare = rows - np.arange(table.shape[1])[None, :]
         last = self._groups[-1]
         rest = np.minimum(np.minimum(requests - count, spare // last.length), len(last.members))
         total = table + last.sums[rest]
-        total = np.where(rows - spare + rest * last.length > above, total, -np.inf)
+        enough = (rows - spare + rest * last.length > above) & (count + rest > beyond)
+        total = np.where(enough, total, -np.inf)
         best = total == total.max()
         if not np.isfinite(total[best][0]):
             return None
