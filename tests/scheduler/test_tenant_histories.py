@@ -54,11 +54,6 @@ def test_faulty_histories_with_tenants_are_decided_like_the_twin(seed: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False,
-    reason="one of the thirty histories ends otherwise than the twin's; not looked into yet "
-    "(docs/scheduler-complete.md, Falls short)",
-)
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_many_histories_with_tenants_are_decided_like_the_twin(seed: int) -> None:
     """The same at length (decisions, 11.3 and 11.5)."""

@@ -284,9 +284,9 @@ class Pairs:
         lanes += worth
         chosen = dict.fromkeys(served)
         others = [setup_lane(request) for request in stage.blocked if request not in chosen]
-        if retired and not worth:
-            # Retirement that is worth nothing only fills the graph, like anyone else in line.
-            others += stage.terminals
+        if len(worth) < retired:
+            # A retirement that is worth nothing only fills the graph, like anyone else in line.
+            others += stage.terminals[len(worth) :]
             others.sort(key=lambda lane: (lane.last_used, lane.arrival))
         lanes += others[: int(stage.rows[first]) - len(lanes)]
         lanes.sort(key=lambda lane: lane.arrival)

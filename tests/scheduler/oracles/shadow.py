@@ -602,9 +602,8 @@ class Shadow(Observer):
             return
         assert plan is None or plan.reason not in PROBES, f"nothing funds {plan.reason}"
         if plan is None:
-            # Several cohorts may be equal to within rounding, and one with a lane that needs
-            # feedback waits: that one may have been chosen.
-            assert not best or any(self.must_wait(c) for c in best), describe(best)
+            if best:
+                self._check_withheld(best)
             self.withheld += bool(best)
             return
         planned = tuple(sorted((step.handle for step in plan.steps), key=repr))
@@ -620,6 +619,21 @@ class Shadow(Observer):
         assert any(not self.must_wait(c) for c in match), "submitted what must wait"
         score = plan.selection_value_rate() * math.exp(-plan.selection_log_scale())
         assert math.isclose(score, match[0].score, rel_tol=1e-6), (score, match[0].score)
+
+    def _check_withheld(self, best: list[selection.Candidate]) -> None:
+        """Nothing was planned: whom the scheduler chose is one of the best, and must wait.
+
+        Where all of the best must wait, its choice makes no difference. It does where cohorts are
+        equal to within rounding and only some of them have a lane that needs feedback.
+        """
+        if all(self.must_wait(candidate) for candidate in best):
+            return
+        assert self.world.scheduler.plan() is None
+        chosen = self.world.scheduler.explain()[0]
+        handles = tuple(sorted(chosen.handles, key=repr))
+        match = [c for c in best if (c.graph.index, c.cohort) == (chosen.graph_index, handles)]
+        assert match, f"chose {chosen.graph} {handles}, not of {describe(best)}"
+        assert all(self.must_wait(c) for c in match), describe(best)
 
     def _check_probe(self, plan: ScheduledPlan | None, probes: list[selection.Candidate]) -> None:
         """A due refresh waits for an empty queue and is then the only legal plan."""
