@@ -217,17 +217,8 @@ def test_random_decisions(mode: str) -> None:
     assert len(winners) > 5, "too few programs ever win, so the comparison sees too little"
 
 
-ADAPTIVE_RAGGED = pytest.mark.xfail(
-    reason="one tie in 3,500 worlds: the bounded search of adaptive ragged programs misses an "
-    "undominated cohort of equal score (docs/scheduler-complete.md, Falls short)",
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(mode, marks=[ADAPTIVE_RAGGED] * (mode == "adaptive")) for mode in MODES],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_random_decisions(mode: str) -> None:
     """The same at length; together with the other modes more than 10,000 (decisions, 11.3)."""
     winners = run(mode, 8, 3500)

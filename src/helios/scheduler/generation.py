@@ -135,7 +135,8 @@ class Generation:
                 self.settled = ~scene.inexact[programs.lane_class]
             self._fit()
         value = self._cohort_values()
-        self.served: Integers = self._lanes
+        # A copy, because settling an entry changes who it serves but not how many it could.
+        self.served: Integers = self._lanes.copy()
         if prompts is None:
             self.rate: Floats = rates_of(value, self.known_ms, scene.waiting)
             if not self.is_settled:
