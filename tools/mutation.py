@@ -179,23 +179,18 @@ class _Mutator(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        return self._swap_operator(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        return self._swap_operator(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        return self._swap_operator(node)
+
+    def _swap_operator(self, node: ast.BinOp | ast.AugAssign | ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
         swap = SWAPS.get(type(node.op))
         if swap and self._hit(node, f"{type(node.op).__name__} -> {swap.__name__}"):
-            node.op = swap()  # type: ignore[assignment]
-        return node
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        swap = SWAPS.get(type(node.op))
-        if swap and self._hit(node, f"{type(node.op).__name__}= -> {swap.__name__}="):
-            node.op = swap()  # type: ignore[assignment]
-        return node
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        swap = SWAPS[type(node.op)]
-        if self._hit(node, f"{type(node.op).__name__} -> {swap.__name__}"):
             node.op = swap()  # type: ignore[assignment]
         return node
 

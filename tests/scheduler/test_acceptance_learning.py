@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from fractions import Fraction
 
 import pytest
 
 from helios.scheduler import (
-    CompletionRecord,
     DecodeMode,
     ExecutionTiming,
     Fence,
-    GeneratedToken,
     GraphKind,
     ScheduledPlan,
     SelectionReason,
@@ -25,9 +22,10 @@ from helios.scheduler.learning import best_probe
 from helios.scheduler.policy import rank_key
 from helios.scheduler.refresh import stale_alternative
 from tests.scheduler import test_exploration
+from tests.support.books import Books
 from tests.support.catalogs import Recipe, recipe
 from tests.support.snapshot import freeze
-from tests.support.world import Flight, Observer, World, honest_timing
+from tests.support.world import Flight, World, honest_timing
 
 MS = 1_000_000
 LEARNING = SelectionReason.ACCEPTANCE_LEARNING
@@ -52,31 +50,6 @@ class Spell:
 
     def survival(self, depth: int) -> float:
         return 0.5**depth
-
-
-class Books(Observer):
-    """Checks the learning bound at every completion from the public record alone."""
-
-    def __init__(self) -> None:
-        self.ordinary_ns = 0
-        self.episodes_ns: list[int] = []
-
-    def on_complete(
-        self,
-        flight: Flight,
-        records: tuple[CompletionRecord, ...],
-        timing: ExecutionTiming,
-        tokens: list[GeneratedToken],
-    ) -> None:
-        device_ns = max(timing.device_ns, default=0)
-        charged_ns = device_ns if flight.queued else max(device_ns, timing.wall_ns)
-        if flight.plan.reason is SelectionReason.ORDINARY and device_ns:
-            self.ordinary_ns += charged_ns
-        elif flight.plan.reason is LEARNING:
-            assert not flight.queued
-            self.episodes_ns.append(charged_ns)
-        last_ns = (self.episodes_ns or [0])[-1]
-        assert sum(self.episodes_ns) <= Fraction(1, 99) * self.ordinary_ns + last_ns
 
 
 def world_of(
@@ -348,7 +321,7 @@ def run_randomly(seed: int, frames: int) -> World:
     """Run rounds, prompts, faults, cancellations and pauses, with both books kept."""
     world, draw = busy_world(seed)
     world.scheduler._state.costs.ttl_ns = 400 * MS
-    world.observers += [Books(), test_exploration.Books(world)]
+    world.observers += [Books(), test_exploration.Account(world)]
 
     def timing(inner: World, flight: Flight) -> ExecutionTiming:
         honest = honest_timing(inner, flight)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from fractions import Fraction
 
 import pytest
 
@@ -22,6 +21,7 @@ from helios.scheduler import (
     format_trace,
     parse_trace,
 )
+from tests.support.books import Books
 from tests.support.catalogs import ModelledCatalog, gpu_like, modelled
 from tests.support.snapshot import freeze
 from tests.support.world import Flight, Observer, World, honest_timing, measure_all
@@ -43,21 +43,14 @@ SLOW = modelled(
 """Long frames, so that credit and staleness come within a few hundred of them."""
 
 
-class Books(Observer):
-    """Checks both bounds at every completion from the public record alone."""
+class Account(Observer):
+    """Holds the refresh account to the books at every completion."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         account = world.scheduler.exploration()[REFRESH]
         assert account.spent_ns == 0
-        self.ordinary_ns = account.ordinary_ns
-        self.episodes_ns: list[int] = []
-
-    @classmethod
-    def watch(cls, world: World) -> Books:
-        books = cls(world)
-        world.observers.append(books)
-        return books
+        self.books = Books(account.ordinary_ns)
 
     def on_complete(
         self,
@@ -66,17 +59,10 @@ class Books(Observer):
         timing: ExecutionTiming,
         tokens: list[GeneratedToken],
     ) -> None:
-        device_ns = max(timing.device_ns, default=0)
-        charged_ns = device_ns if flight.queued else max(device_ns, timing.wall_ns)
-        if flight.plan.reason is SelectionReason.ORDINARY and device_ns:
-            self.ordinary_ns += charged_ns
-        elif flight.plan.reason is REFRESH:
-            assert not flight.queued
-            self.episodes_ns.append(charged_ns)
-        spent_ns, last_ns = sum(self.episodes_ns), (self.episodes_ns or [0])[-1]
-        assert spent_ns <= Fraction(2, 998) * self.ordinary_ns + last_ns
+        self.books.on_complete(flight, records, timing, tokens)
         account = self.world.scheduler.exploration()[REFRESH]
-        assert (account.ordinary_ns, account.spent_ns) == (self.ordinary_ns, spent_ns)
+        kept = (self.books.ordinary_ns, self.books.spent_ns[REFRESH])
+        assert (account.ordinary_ns, account.spent_ns) == kept
 
 
 def steady(model: ModelledCatalog = SLOW, *, streams: int = 1, **policy: float) -> World:
@@ -370,7 +356,7 @@ def test_every_measured_graph_of_a_steady_load_is_refreshed() -> None:
     measure_all(world)
     for index in range(3):
         world.admit(f"s{index}", 64, 500_000)
-    Books.watch(world)
+    world.observers.append(Account(world))
     begin_ns = world.now_ns
     while world.now_ns < begin_ns + 55_000 * MS:
         world.step()
@@ -439,7 +425,7 @@ def test_both_bounds_hold_on_random_histories(seed: int) -> None:
         return honest
 
     world.timing_of = timing
-    Books.watch(world)
+    world.observers.append(Account(world))
     for step in range(900):
         alive = [n for n, s in world.streams.items() if len(s.tokens) < s.spec.max_output_tokens]
         if len(alive) < 3 and draw.random() < 0.3:

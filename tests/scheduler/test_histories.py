@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from helios.scheduler import DecodeMode, PolicyConfig, SpeculationConfig
-from tests.support.catalogs import Recipe, modelled, recipe
+from tests.support.catalogs import STATES, Recipe, modelled, recipe
 from tests.support.histories import Habitat, History, busy_bound_ms
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,25 +27,6 @@ ORDINARY = modelled(
         "decode-b4": 3.6,
         "terminal-b1": 0.25,
         "terminal-b4": 0.3,
-    }
-)
-STATES = modelled(
-    {
-        "initialize-b1": 0.25,
-        "initialize-b4": 0.3,
-        "prefill-c16": 4.0,
-        "prefill-c64": 9.0,
-        "decode-b1": 3.0,
-        "decode-b2": 3.2,
-        "decode-b4": 3.5,
-        "terminal-b1": 0.25,
-        "terminal-b4": 0.3,
-        "vision-c32": 5.0,
-        "vision-c64": 8.0,
-        "snapshot-b1": 0.5,
-        "snapshot-b4": 0.6,
-        "restore-b1": 0.4,
-        "restore-b4": 0.5,
     }
 )
 ROUNDS = recipe(

@@ -18,7 +18,7 @@ from helios.scheduler import (
     Phase,
     PhaseError,
 )
-from tests.support.catalogs import modelled
+from tests.support.catalogs import STATES, modelled
 from tests.support.checkers import Checker
 from tests.support.image_device import ImageDevice
 from tests.support.snapshot import freeze
@@ -26,25 +26,6 @@ from tests.support.usage import assert_everything_is_back
 from tests.support.workload import phase_of
 from tests.support.world import Flight, World
 
-MODEL = modelled(
-    {
-        "initialize-b1": 0.25,
-        "initialize-b4": 0.3,
-        "prefill-c16": 4.0,
-        "prefill-c64": 9.0,
-        "decode-b1": 3.0,
-        "decode-b2": 3.2,
-        "decode-b4": 3.5,
-        "terminal-b1": 0.25,
-        "terminal-b4": 0.3,
-        "vision-c32": 5.0,
-        "vision-c64": 8.0,
-        "snapshot-b1": 0.5,
-        "snapshot-b4": 0.6,
-        "restore-b1": 0.4,
-        "restore-b4": 0.5,
-    }
-)
 STAGES = (GraphKind.INITIALIZE, GraphKind.VISION, GraphKind.SNAPSHOT, GraphKind.RESTORE)
 THREE = (ImageSpan(10, 8, 40), ImageSpan(30, 8, 24), ImageSpan(50, 20, 64))
 """Two images fill a window of 64 feature rows, the third one another."""
@@ -53,8 +34,8 @@ THREE = (ImageSpan(10, 8, 40), ImageSpan(30, 8, 24), ImageSpan(50, 20, 64))
 def image_world(*, rows: int = 4, snapshot_rows: int = 1, **options: Any) -> World:
     """A world whose programs all have stale costs, with storage for windows of 64 rows."""
     more = {"feature_rows": 64, "snapshot_rows": snapshot_rows, **options.pop("more", {})}
-    known = {"pages": 64, "page_size": 16, "seeded": tuple(MODEL.duration_ns)}
-    world = World(MODEL, rows=rows, more=more, **{**known, **options})
+    known = {"pages": 64, "page_size": 16, "seeded": tuple(STATES.duration_ns)}
+    world = World(STATES, rows=rows, more=more, **{**known, **options})
     Checker.watch(world)
     return world
 
@@ -235,7 +216,7 @@ def test_a_stage_lane_may_produce_nothing() -> None:
 
 def test_scored_prompts_have_windows_too() -> None:
     """A scored request of several windows consumes its whole prompt in scored graphs."""
-    names = {**{n: ns / 1e6 for n, ns in MODEL.duration_ns.items()}, "scored-prefill-c64": 10.0}
+    names = {**{n: ns / 1e6 for n, ns in STATES.duration_ns.items()}, "scored-prefill-c64": 10.0}
     world = World(
         modelled(names),
         rows=2,
@@ -300,11 +281,11 @@ def test_a_stage_is_planned_at_its_own_duration() -> None:
         plan = world.plan()
         assert plan is not None
         assert plan.graph.kind is kind
-        assert plan.estimated_duration_ns == MODEL.duration_ns[plan.graph.name]
+        assert plan.estimated_duration_ns == STATES.duration_ns[plan.graph.name]
         world.run(1)
         assert (
             world.scheduler._state.costs.estimates_ns[plan.graph_index]
-            == (MODEL.duration_ns[plan.graph.name])
+            == (STATES.duration_ns[plan.graph.name])
         )
 
 
@@ -463,7 +444,7 @@ def test_any_mixture_makes_progress_and_gives_everything_back(
         rows=3,
         pages=13 if growth else 64,
         snapshot_rows=snapshot_rows,
-        seeded=tuple(MODEL.duration_ns) if seeded else None,
+        seeded=tuple(STATES.duration_ns) if seeded else None,
         more={"page_growth": growth},
     )
     ImageDevice.watch(world)

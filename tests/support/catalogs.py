@@ -237,3 +237,25 @@ def _mixed(choice: Recipe, batch: int) -> dict[str, float]:
     for prompt in choice.mixed_ordinary:
         found[f"mixed-b{batch}-w1-c{prompt}"] = mixed_ms(batch, 0, 1, prompt)
     return found
+
+
+STATES = modelled(
+    {
+        "initialize-b1": 0.25,
+        "initialize-b4": 0.3,
+        "prefill-c16": 4.0,
+        "prefill-c64": 9.0,
+        "decode-b1": 3.0,
+        "decode-b2": 3.2,
+        "decode-b4": 3.5,
+        "terminal-b1": 0.25,
+        "terminal-b4": 0.3,
+        "vision-c32": 5.0,
+        "vision-c64": 8.0,
+        "snapshot-b1": 0.5,
+        "snapshot-b4": 0.6,
+        "restore-b1": 0.4,
+        "restore-b4": 0.5,
+    }
+)
+"""Every state operation beside small prefill and decode programs."""

@@ -32,6 +32,7 @@ from helios.scheduler import (
     SpeculationConfig,
 )
 from tests.support.badcalls import BAD_CALLS
+from tests.support.books import PROBES, Books
 from tests.support.catalogs import NS_PER_MS, ModelledCatalog
 from tests.support.checkers import Checker
 from tests.support.device import Acceptance, Always, Chance, Scripted
@@ -43,11 +44,6 @@ from tests.support.world import Flight, Observer, Stream, World, honest_timing, 
 
 LATEST_NS = 40 * NS_PER_MS
 """Most that a completion comes late, pauses aside."""
-PROBES = (SelectionReason.TIMING_REFRESH, SelectionReason.ACCEPTANCE_LEARNING)
-SHARES = {
-    SelectionReason.TIMING_REFRESH: (1, 499),
-    SelectionReason.ACCEPTANCE_LEARNING: (1, 99),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,39 +73,6 @@ class Habitat:
     fault: float = 0.06
     pause: float = 0.002
     bad_call: float = 0.04
-
-
-class Books(Observer):
-    """Expense of probes against ordinary time, kept from what completions report."""
-
-    def __init__(self) -> None:
-        self.ordinary_ns = 0
-        self.spent_ns = dict.fromkeys(PROBES, 0)
-        self.episode_ns = dict.fromkeys(PROBES, 0)
-        self.episodes = dict.fromkeys(PROBES, 0)
-
-    def on_complete(
-        self,
-        flight: Flight,
-        records: tuple[CompletionRecord, ...],
-        timing: ExecutionTiming,
-        tokens: list[GeneratedToken],
-    ) -> None:
-        device_ns = max(timing.device_ns, default=0)
-        charged_ns = device_ns if flight.queued else max(device_ns, timing.wall_ns)
-        self.charge(flight.plan.reason, device_ns, charged_ns)
-
-    def charge(self, reason: SelectionReason, device_ns: int, charged_ns: int) -> None:
-        """Enter one execution and compare expense with its bound, in exact integers."""
-        if reason is SelectionReason.ORDINARY and device_ns > 0:
-            self.ordinary_ns += charged_ns
-        if reason in PROBES:
-            self.spent_ns[reason] += charged_ns
-            self.episode_ns[reason] = charged_ns
-            self.episodes[reason] += 1
-        for probe, (part, whole) in SHARES.items():
-            over_ns = self.spent_ns[probe] - self.episode_ns[probe]
-            assert over_ns * whole <= self.ordinary_ns * part, f"{probe.value} overspent"
 
 
 class Audit(Observer):

@@ -45,11 +45,7 @@ def waiting_price(view: View, units: Units) -> float:
 
 def single_blocks(scene: Scene, units: Units) -> list[Block]:
     """Return the blocks of every graph that serves ready requests; shapes may be redundant."""
-    view = scene.view
-    found: list[Block] = []
-    if view.decoders or view.prefilling:
-        found = _generating(scene, prompts_of(view, units, view.prefilling))
-    return found + listed_blocks(view, units, scene.waiting)
+    return generating_blocks(scene, units) + listed_blocks(scene.view, units, scene.waiting)
 
 
 def generating_blocks(scene: Scene, units: Units) -> list[Block]:
