@@ -18,7 +18,7 @@ SHARES = {
 
 
 class Books(Observer):
-    """Checks both bounds exactly, at every completion; `ordinary_ns` is the credited time before."""
+    """Checks both bounds exactly, at every completion; `ordinary_ns` was credited before."""
 
     def __init__(self, ordinary_ns: int = 0) -> None:
         self.ordinary_ns = ordinary_ns
