@@ -1,0 +1,1 @@
+"""What is asked of a server: requests, their content, arrival processes and public traces."""
