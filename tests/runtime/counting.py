@@ -170,7 +170,7 @@ class CountingProgram:
             followers = [*tokens[1:].tolist(), lane.next_prompt_token_id]
             scored = [token for token in followers if token >= 0]
             scores = tuple(logprobs_of(token, sampling.top_logprobs) for token in scored)
-            output = dataclasses.replace(output, prompt_logprobs=scores)
+            output = output._replace(prompt_logprobs=scores)
         return output
 
     def _decode(self, lane: FrameLane) -> LaneOutput:

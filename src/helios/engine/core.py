@@ -23,7 +23,14 @@ from helios.engine.messages import (
     StatsRequest,
     Submit,
 )
-from helios.engine.ports import Clock, DetokenizerFactory, Executor, FrameResult, TokenSink
+from helios.engine.ports import (
+    Clock,
+    DecisionCore,
+    DetokenizerFactory,
+    Executor,
+    FrameResult,
+    TokenSink,
+)
 from helios.engine.publication import Publication, publish
 from helios.engine.requests import LiveRequest
 from helios.engine.stats import EngineStats, Usage
@@ -35,7 +42,6 @@ from helios.scheduler import (
     GeneratedToken,
     QueueFullError,
     ScheduledPlan,
-    Scheduler,
     SchedulerError,
     StalePlanError,
 )
@@ -65,7 +71,7 @@ class EngineCore:
     def __init__(
         self,
         *,
-        scheduler: Scheduler,
+        scheduler: DecisionCore,
         executor: Executor,
         clock: Clock,
         sink: TokenSink,

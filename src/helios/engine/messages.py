@@ -6,9 +6,19 @@ engine process.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    PromptTokens = Sequence[int] | npt.NDArray[np.int32]
+else:
+    # What the wire carries; a caller in the same process may hand over an array as well.
+    PromptTokens = list[int]
 
 PROTOCOL_VERSION: Final = 1
 
@@ -29,11 +39,25 @@ class SamplingMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     top_logprobs: int = -1
 
 
+class ImageMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One image of a prompt; its pixels travel apart from it."""
+
+    start: int
+    """Prompt position of its first token."""
+    tokens: int
+    """Prompt positions it fills."""
+    features: int
+    """Feature rows that its vision execution writes."""
+    digest: bytes = b""
+    """Identity of its content; needed where states are kept."""
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: PromptTokens
+    """An int32 array is taken as it is and must not change afterwards."""
     max_output_tokens: int
     sampling: SamplingMessage
     stop: tuple[str, ...] = ()
@@ -42,6 +66,16 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     scored: bool = False
     weight: float = 1.0
     tenant: str = ""
+    endpoints: tuple[int, ...] = ()
+    """Rising prompt positions at which a message ends: where a state may be kept or found."""
+    boundaries: tuple[int, ...] = ()
+    """Rising prompt positions that no prefill chunk crosses."""
+    width_limit: int = 0
+    """Most target rows in a speculative round, the pending token included; zero: no limit."""
+    keep_terminal: bool = False
+    """The conversation may go on from the answer: keep the state at its end if that pays."""
+    images: tuple[ImageMessage, ...] = ()
+    """In prompt order."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -99,6 +133,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     stop_matched: str | int | None = None
     """The stop string or stop token that ended it."""
     error: str | None = None
+    cached_prompt_tokens: int = 0
+    """Prompt tokens that a kept state spared this request."""
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):

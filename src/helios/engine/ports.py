@@ -1,4 +1,4 @@
-"""The ports of the engine loop: clock, executor, prepared program, token sink, and their records.
+"""The ports of the engine loop: decisions, clock, executor, programs, token sink, their records.
 
 Nothing here knows torch, threads, sockets or wall time; the real world implements these protocols
 in `helios.runtime` and `ignition`, the simulated world in `scheduling_sim`.
@@ -8,13 +8,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from helios.engine.messages import EngineEvent
-from helios.scheduler import Catalog, Fence, GraphDescriptor, RequestHandle, ResourceConfig
+from helios.scheduler import (
+    CandidateScore,
+    Catalog,
+    CheckpointStats,
+    CompletionRecord,
+    ExecutionTiming,
+    ExplorationAccount,
+    Fence,
+    GeneratedToken,
+    GraphDescriptor,
+    Phase,
+    RequestHandle,
+    RequestSpec,
+    ResourceConfig,
+    ScheduledPlan,
+    SelectionReason,
+    Usage,
+)
+
+Sidecar = npt.NDArray[np.float32]
+"""What a round writes beside its tokens, [ranks, row_count, draft capacity]; draft capacity is the
+largest proposal depth of the catalog."""
 
 MAX_TOP_LOGPROBS = 20
 """Alternatives that a program can report per token."""
@@ -46,9 +67,11 @@ class SamplingParams:
     """-1: no log-probabilities; 0: of the chosen token only; else that many alternatives too."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FrameLane:
-    """One lane of a frame as the executor needs it."""
+class FrameLane(NamedTuple):
+    """One lane of a frame as the executor needs it.
+
+    A tuple, because a frame has up to 64 of them and a frozen dataclass takes far longer to make.
+    """
 
     handle: RequestHandle
     row: int
@@ -56,16 +79,35 @@ class FrameLane:
     """Tokens of the request already in the cache when this frame starts."""
     pages: tuple[int, ...]
     prompt_token_ids: npt.NDArray[np.int32] | None = None
-    """Prompt tokens to consume, shape [n]; None for kinds that consume none."""
+    """Prompt tokens to consume, shape [n]; None for lanes that consume none. Behind the prompt of a
+    preempted request follow the output tokens that it replays."""
     next_prompt_token_id: int = -1
-    """Scored prefill: the prompt token after this chunk (its score belongs to the chunk's last
+    """The prompt token after this chunk (in scored prefill its score belongs to the chunk's last
     row); -1 after the prompt's end."""
     is_final_chunk: bool = False
-    """The chunk ends the prompt, so the program samples the first output token."""
+    """The chunk ends what is to be consumed, so the program samples the next output token."""
     prompt_length: int = 0
-    """INITIALIZE: length of the whole prompt."""
+    """INITIALIZE and RESTORE: length of the whole prompt, replayed output tokens included."""
     sampling: SamplingParams | None = None
-    """INITIALIZE: what to install in the row."""
+    """INITIALIZE and RESTORE: what to install in the row."""
+    replayed_tokens: int = 0
+    """INITIALIZE and RESTORE: how many of `prompt_length` are output tokens that were committed
+    before a preemption, so that penalties and the sampling counter go on from them."""
+    query_length: int = 0
+    """Target rows of a generating lane, the pending token included: exact where the host allocates
+    (RowAllocation of the graph), a ceiling where the device does; zero for every other lane."""
+    is_prompt: bool = False
+    """The lane consumes prompt tokens; at most one lane of a mixed graph does."""
+    snapshot_row: int = -1
+    """The snapshot row that a RESTORE reads or a SNAPSHOT writes; -1: none."""
+    is_retired: bool = False
+    """SNAPSHOT: the row is free once the copy is done."""
+    image_index: int = -1
+    """The image that a VISION lane encodes, or the first that a prompt lane consumes; -1: none."""
+    feature_offset: int = 0
+    """Where that image's features lie, in feature rows of the window's storage."""
+    incarnation: int = 0
+    """Generation of the row's execution state; INITIALIZE and RESTORE bind it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +130,11 @@ class TokenLogprobs:
     """Alternatives, most likely first, ties by lower id."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LaneOutput:
-    """What one lane of a frame produced."""
+class LaneOutput(NamedTuple):
+    """What one lane of a frame produced; make it by field names."""
 
     tokens: tuple[int, ...] = ()
+    """Output tokens in order, at most the lane's query length; none behind a stop token."""
     terminated: bool = False
     """The last token is one of the row's stop tokens."""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -103,6 +145,9 @@ class LaneOutput:
     """TERMINAL: tokens the row had in its cache."""
     output_tokens: int = 0
     """TERMINAL: output tokens the row produced."""
+    offered: int = 0
+    """Target rows that the device gave the lane, the pending token included; zero: all of its
+    query length."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +165,10 @@ class FrameResult:
     host_gap_ns: int = 0
     """From the end of the previous replay to the start of this one."""
     error: str | None = None
+    confidence: Sidecar | None = None
+    """Joint probability of every produced prefix; None for a program that reports none."""
+    survival: Sidecar | None = None
+    """Products of min(1, p/q) over evaluated prefixes; None for a program that writes none."""
 
 
 class Clock(Protocol):
@@ -127,6 +176,119 @@ class Clock(Protocol):
 
     def now_ns(self) -> int:
         """Return monotonic nanoseconds."""
+        ...
+
+
+class DecisionCore(Protocol):
+    """What the engine loop asks of a scheduler; `helios.scheduler.Scheduler` is the one we serve.
+
+    Each call does what the scheduler's method of that name documents. A call that raises has
+    changed nothing.
+    """
+
+    @property
+    def resources(self) -> ResourceConfig:
+        """The rows and pages that are handed out."""
+        ...
+
+    def admit(self, spec: RequestSpec) -> RequestHandle:
+        """Take in a request. Raises InvalidRequestError or QueueFullError."""
+        ...
+
+    def finish(self, handle: RequestHandle) -> None:
+        """End a request that met a stop string; tokens still in flight are dropped."""
+        ...
+
+    def terminal_endpoint(self, handle: RequestHandle) -> int:
+        """Return the tokens in the state of an ended request."""
+        ...
+
+    def offer_terminal(self, handle: RequestHandle, key: bytes) -> bool:
+        """Offer the key of an ended request's state; return whether it will be kept."""
+        ...
+
+    def cancel(self, handle: RequestHandle) -> None:
+        """Drop a request."""
+        ...
+
+    def advance_to(self, now_ns: int) -> None:
+        """Move time forward."""
+        ...
+
+    def plan(self) -> ScheduledPlan | None:
+        """Return the next frame, or None when completions must come first."""
+        ...
+
+    def explain(self) -> Sequence[CandidateScore]:
+        """Return the candidates of the last decision, best first; nothing is required of it."""
+        ...
+
+    def commit(self, plan: ScheduledPlan, fence: Fence) -> None:
+        """Submit a plan. Raises StalePlanError when the state no longer allows it."""
+        ...
+
+    def complete(
+        self, fence: Fence, records: Sequence[CompletionRecord], timing: ExecutionTiming
+    ) -> Sequence[GeneratedToken]:
+        """Take in the oldest frame; return what it committed, in lane order.
+
+        Raises CompletionError, before anything is changed, for an impossible outcome.
+        """
+        ...
+
+    def complete_with_survival(
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        survival: Sidecar,
+    ) -> Sequence[GeneratedToken]:
+        """Complete a program that also wrote survival."""
+        ...
+
+    def complete_packed_round(
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        confidence: Sidecar,
+    ) -> Sequence[GeneratedToken]:
+        """Complete a program that reports confidence."""
+        ...
+
+    def complete_packed_round_with_survival(
+        self,
+        fence: Fence,
+        records: Sequence[CompletionRecord],
+        timing: ExecutionTiming,
+        confidence: Sidecar,
+        survival: Sidecar,
+    ) -> Sequence[GeneratedToken]:
+        """Complete a program with both sidecars."""
+        ...
+
+    def fail(self, fence: Fence) -> Sequence[RequestHandle]:
+        """Drop the oldest frame and every request in it."""
+        ...
+
+    def published_output(self, handle: RequestHandle, fence: Fence) -> None:
+        """Report that output which the last completed frame committed became visible now."""
+        ...
+
+    def phase_of(self, handle: RequestHandle) -> Phase:
+        """Return where a request stands; RELEASED once it owns nothing."""
+        ...
+
+    def usage(self) -> Usage:
+        """Return what is owned and what waits."""
+        ...
+
+    def checkpoint_stats(self) -> CheckpointStats:
+        """Return the counters of kept states."""
+        ...
+
+    def exploration(self) -> Mapping[SelectionReason, ExplorationAccount]:
+        """Return the ledgers of exploration; empty for a policy without any."""
         ...
 
 
