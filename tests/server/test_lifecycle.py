@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -159,7 +160,7 @@ def serving_process(drain_timeout_s: float) -> Iterator[tuple[subprocess.Popen[s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
     )
     try:
         url = started.stdout.readline().strip()
@@ -207,6 +208,27 @@ def test_sigterm_drains(process):
     out, err = started.communicate(timeout=30)
     assert started.returncode == 0, err
     assert "backend closed" in out
+
+
+def test_a_request_counted_before_the_drain_is_answered_after_it(process):
+    """Its body may still be on the way when the signal comes: it is running, so it finishes."""
+    started, url = process
+    address = httpx.URL(url)
+    body = json.dumps({"model": "scripted", "prompt": "x", "max_tokens": 3}).encode()
+    with socket.create_connection((address.host, address.port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        until(lambda: httpx.get(url + "/health").json()["requests"] == 1)
+        started.send_signal(signal.SIGTERM)
+        until(lambda: httpx.get(url + "/health").json()["status"] == "draining")
+        connection.sendall(body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    assert b'"completion_tokens":3' in answer.replace(b" ", b"")
+    _, err = started.communicate(timeout=30)
+    assert started.returncode == 0, err
 
 
 def test_second_sigterm_ends_streams_with_an_error(process):

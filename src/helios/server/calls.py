@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from helios.engine.backend import EngineBackend
 from helios.engine.messages import Ready
 from helios.server.config import ServerConfig
-from helios.server.errors import unavailable
+from helios.server.errors import ApiError, unavailable
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,26 +58,44 @@ class Admission:
     @property
     def state(self) -> str:
         """Return starting, ready, draining or down."""
-        ready = self._backend.ready is not None
-        self._seen_ready = self._seen_ready or ready
+        is_loaded = self._is_loaded()
         if self.draining:
             return "draining"
-        if ready:
+        if is_loaded:
             return "ready"
         return "down" if self._seen_ready else "starting"
 
+    def _is_loaded(self) -> bool:
+        """Return whether there is an engine now, and remember that there was one."""
+        is_loaded = self._backend.ready is not None
+        self._seen_ready = self._seen_ready or is_loaded
+        return is_loaded
+
     def engine(self) -> Ready:
         """Return the engine's greeting. Raises ApiError (503) unless the state is ready."""
-        state, ready = self.state, self._backend.ready
-        if state != "ready" or ready is None:
-            message = {
-                "draining": "the server is shutting down and takes no new requests",
-                "starting": "the engine is starting",
-            }.get(state, "the engine is down; it is being restarted if it can be")
-            raise unavailable(
-                message, code=f"engine_{state}", retry_after_s=self._config.retry_after_s
+        if self.draining:
+            raise self._unavailable(
+                "draining", "the server is shutting down and takes no new requests"
             )
-        return ready
+        return self.loaded()
+
+    def loaded(self) -> Ready:
+        """Return the engine's greeting to a request that was counted before a drain began too.
+
+        Raises ApiError (503) while there is no engine.
+        """
+        if self._is_loaded() and (ready := self._backend.ready) is not None:
+            return ready
+        if self._seen_ready:
+            message = "the engine is down; it is being restarted if it can be"
+            raise self._unavailable("down", message)
+        raise self._unavailable("starting", "the engine is starting")
+
+    def _unavailable(self, state: str, message: str) -> ApiError:
+        """Return the refusal of this moment."""
+        return unavailable(
+            message, code=f"engine_{state}", retry_after_s=self._config.retry_after_s
+        )
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

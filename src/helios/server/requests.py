@@ -20,7 +20,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 async def chat_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Job:
     """Return the job of a chat completion. Raises ApiError."""
-    engine = service.admission.engine()
+    engine = service.admission.loaded()
     fields: ChatRequest = parse_chat(raw)
     service.check_model(fields.model, engine)
     check_tokens(fields, engine, service.text.eos_token_ids)
@@ -54,7 +54,7 @@ async def chat_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Jo
 
 async def completion_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Job:
     """Return the job of a text completion. Raises ApiError."""
-    engine = service.admission.engine()
+    engine = service.admission.loaded()
     fields: CompletionRequest = parse_completion(raw)
     service.check_model(fields.model, engine)
     check_tokens(fields, engine, service.text.eos_token_ids)
