@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,14 +11,15 @@ from helios.engine.stats import EngineStats, Usage
 from helios.runtime.metrics import HELP, render_metrics
 from tests.engine.world import World, request
 
+IDLE = World()
 USAGE = Usage(
-    waiting_requests=1,
-    resident_requests=2,
+    scheduler=dataclasses.replace(
+        IDLE.scheduler.usage(), waiting=1, resident=2, pages_in_use=3, rows_in_use=2
+    ),
+    resources=dataclasses.replace(IDLE.scheduler.resources, page_count=8, row_count=4),
+    checkpoints=IDLE.scheduler.checkpoint_stats(),
+    exploration=IDLE.scheduler.exploration(),
     frames_in_flight=2,
-    pages_used=3,
-    pages_total=8,
-    rows_used=2,
-    rows_total=4,
 )
 
 

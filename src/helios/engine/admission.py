@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from helios.engine.endpoints import PrefixHash, prefixes_of
 from helios.engine.messages import SamplingMessage, Submit
 from helios.engine.ports import (
     MAX_LOGIT_BIAS,
@@ -20,7 +22,16 @@ from helios.engine.ports import (
     SamplingParams,
 )
 from helios.engine.stops import StopSet
-from helios.scheduler import InvalidRequestError, RequestSpec, ResourceConfig
+from helios.scheduler import (
+    Endpoint,
+    ImageSpan,
+    InvalidRequestError,
+    RequestSpec,
+    ResourceConfig,
+)
+
+_SPEC_FIELDS = ("images", "boundaries", "width_limit", "tenant", "weight")
+"""Fields of RequestSpec that a Submit sets and the spec itself checks; its message names them."""
 
 
 class InadmissibleError(Exception):
@@ -47,6 +58,11 @@ class AdmissionRules:
         pool_tokens = resources.page_count * resources.page_size_tokens
         return min(resources.context_length_tokens, pool_tokens)
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether states are kept at all, so that prompts need keys."""
+        return bool(self.resources.snapshot_rows) or self.resources.page_prefixes
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
@@ -57,6 +73,10 @@ class Accepted:
     """[prompt_tokens]."""
     sampling: SamplingParams
     stops: StopSet | None
+    prefix: PrefixHash | None = None
+    """Hash of the prompt, where the state at the answer's end may be kept."""
+    keeps_output: bool = False
+    """Its output token ids are needed later: for a replay, or for the key of its end."""
 
 
 def accept(request: Submit, rules: AdmissionRules) -> Accepted:
@@ -65,36 +85,103 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
     limit = _output_limit_of(request, rules, prompt_tokens=len(prompt))
     sampling = _sampling_of(request, rules)
     stops = _stops_of(request)
-    try:
-        spec = RequestSpec(
+    endpoints, prefix = _prefixes_of(request, rules, prompt)
+    keeps_terminal = request.keep_terminal and rules.keeps_states
+    return Accepted(
+        spec=_spec_of(
+            request,
             prompt_tokens=len(prompt),
             max_output_tokens=limit,
-            scored=request.scored,
             # A stop string is recognised on the host, so no frame may run ahead of it.
             needs_feedback=stops is not None,
+            endpoints=endpoints,
+        ),
+        prompt=prompt,
+        sampling=sampling,
+        stops=stops,
+        prefix=prefix if keeps_terminal else None,
+        keeps_output=rules.resources.page_growth or keeps_terminal,
+    )
+
+
+def _spec_of(
+    request: Submit,
+    *,
+    prompt_tokens: int,
+    max_output_tokens: int,
+    needs_feedback: bool,
+    endpoints: tuple[Endpoint, ...],
+) -> RequestSpec:
+    """Return what the scheduler is asked; what it checks itself is left to it."""
+    try:
+        return RequestSpec(
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            scored=request.scored,
+            needs_feedback=needs_feedback,
             weight=request.weight,
             tenant=request.tenant,
+            width_limit=request.width_limit,
+            images=tuple(
+                ImageSpan(image.start, image.tokens, image.features) for image in request.images
+            ),
+            boundaries=tuple(request.boundaries),
+            endpoints=endpoints,
         )
     except InvalidRequestError as error:
-        raise InadmissibleError("weight", str(error)) from error
-    return Accepted(spec=spec, prompt=prompt, sampling=sampling, stops=stops)
+        message = str(error)
+        param = next((name for name in _SPEC_FIELDS if message.startswith(name)), "prompt")
+        raise InadmissibleError(param, message) from error
+
+
+def _prefixes_of(
+    request: Submit, rules: AdmissionRules, prompt: npt.NDArray[np.int32]
+) -> tuple[tuple[Endpoint, ...], PrefixHash | None]:
+    """Return the endpoints with their keys and the prompt's hash; none where nothing is kept."""
+    _check_ends(request.endpoints, len(prompt))
+    if not rules.keeps_states:
+        return (), None
+    for index, image in enumerate(request.images):
+        if not image.digest:
+            raise InadmissibleError("images", f"images[{index}] needs the digest of its content")
+    return prefixes_of(prompt, request.endpoints, request.images)
+
+
+def _check_ends(ends: Sequence[int], prompt_tokens: int) -> None:
+    """Raise InadmissibleError unless message ends rise and lie in the prompt."""
+    behind = 0
+    for index, end in enumerate(ends):
+        if not behind < end <= prompt_tokens:
+            raise InadmissibleError(
+                "endpoints",
+                f"endpoints[{index}] is {end}; it must be {behind + 1} to {prompt_tokens}, "
+                "above the one before and within the prompt",
+            )
+        behind = end
 
 
 def _prompt_of(request: Submit, rules: AdmissionRules) -> npt.NDArray[np.int32]:
     """Return the prompt as an array after checking its length and every id."""
     ids = request.prompt_token_ids
     longest = rules.longest_tokens
-    if not ids:
+    if not len(ids):
         raise InadmissibleError("prompt", "the prompt is empty")
     if len(ids) > longest:
         raise InadmissibleError(
             "prompt", f"the prompt has {len(ids)} tokens; the context holds {longest}"
         )
-    if min(ids) < 0 or max(ids) >= rules.vocabulary_size:
+    prompt = np.asarray(ids)
+    # Anything but integers would be cut to some other token; an array of Python objects holds one
+    # that no token id is as large as.
+    if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+        raise InadmissibleError(
+            "prompt", f"prompt token ids must be integers from 0 to {rules.vocabulary_size - 1}"
+        )
+    if prompt.min() < 0 or prompt.max() >= rules.vocabulary_size:
         raise InadmissibleError(
             "prompt", f"prompt token ids must be 0 to {rules.vocabulary_size - 1}"
         )
-    return np.asarray(ids, dtype=np.int32)
+    return prompt.astype(np.int32, copy=False)
 
 
 def _output_limit_of(request: Submit, rules: AdmissionRules, *, prompt_tokens: int) -> int:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from helios.engine.ports import Frame, FrameLane, FrameResult, LaneOutput
+from helios.engine.ports import DecisionCore, Frame, FrameLane, FrameResult, LaneOutput, Sidecar
 from helios.engine.requests import LiveRequest
 from helios.scheduler import (
     CompletionRecord,
+    ExecutionTiming,
     Fence,
+    GeneratedToken,
     GraphKind,
+    RowAllocation,
     ScheduledPlan,
     ScheduledStep,
 )
+
+_BINDING = (GraphKind.INITIALIZE, GraphKind.RESTORE)
 
 
 class LaneOutputError(Exception):
@@ -38,28 +43,90 @@ def frame_of(plan: ScheduledPlan, fence: Fence, requests: Sequence[LiveRequest])
 
 def _lane_of(kind: GraphKind, step: ScheduledStep, request: LiveRequest) -> FrameLane:
     """Return one lane with the inputs that its kind of program reads."""
-    if kind is GraphKind.INITIALIZE:
-        return FrameLane(
-            handle=step.handle,
-            row=step.row,
-            position=step.position,
-            pages=step.pages,
-            prompt_length=request.accepted.spec.prompt_tokens,
-            sampling=request.accepted.sampling,
-        )
-    if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
-        prompt = request.accepted.prompt
-        end = step.position + step.prompt_tokens
-        return FrameLane(
-            handle=step.handle,
-            row=step.row,
-            position=step.position,
-            pages=step.pages,
-            prompt_token_ids=prompt[step.position : end],
-            next_prompt_token_id=int(prompt[end]) if end < len(prompt) else -1,
-            is_final_chunk=end == len(prompt),
-        )
-    return FrameLane(handle=step.handle, row=step.row, position=step.position, pages=step.pages)
+    if step.prompt_tokens:
+        return _prompt_lane(step, request)
+    if kind in _BINDING:
+        return _binding_lane(step, request)
+    return FrameLane(
+        step.handle,
+        step.row,
+        step.position,
+        step.pages,
+        query_length=step.output_ceiling,
+        snapshot_row=step.snapshot_row,
+        is_retired=step.is_retired,
+        image_index=step.image_index,
+        feature_offset=step.feature_offset,
+        incarnation=step.incarnation,
+        request_id=request.request_id,
+    )
+
+
+def _prompt_lane(step: ScheduledStep, request: LiveRequest) -> FrameLane:
+    """Return a lane that consumes prompt tokens, or those that a preempted request replays."""
+    end = step.position + step.prompt_tokens
+    following = request.token_at(end)
+    return FrameLane(
+        handle=step.handle,
+        row=step.row,
+        position=step.position,
+        pages=step.pages,
+        prompt_token_ids=request.tokens_between(step.position, end),
+        next_prompt_token_id=following,
+        is_final_chunk=following < 0,
+        is_prompt=True,
+        image_index=step.image_index,
+        feature_offset=step.feature_offset,
+        incarnation=step.incarnation,
+        request_id=request.request_id,
+    )
+
+
+def _binding_lane(step: ScheduledStep, request: LiveRequest) -> FrameLane:
+    """Return a lane that binds a row to a fresh state or to a kept one."""
+    replayed = request.replayed_tokens
+    return FrameLane(
+        handle=step.handle,
+        row=step.row,
+        position=step.position,
+        pages=step.pages,
+        prompt_length=request.accepted.spec.prompt_tokens + replayed,
+        sampling=request.accepted.sampling,
+        replayed_tokens=replayed,
+        snapshot_row=step.snapshot_row,
+        incarnation=step.incarnation,
+        request_id=request.request_id,
+    )
+
+
+def complete(
+    core: DecisionCore, plan: ScheduledPlan, result: FrameResult, timing: ExecutionTiming
+) -> Sequence[GeneratedToken]:
+    """Complete a frame that ran, through the call that takes what its program reports.
+
+    Raises LaneOutputError or CompletionError, both before anything is changed.
+    """
+    records, graph = records_of(plan, result), plan.graph
+    confidence = survival = None
+    if graph.allocation is RowAllocation.DEVICE or result.confidence is not None:
+        confidence = _reported(plan, "confidence", result.confidence)
+    if graph.reports_survival or result.survival is not None:
+        survival = _reported(plan, "survival", result.survival)
+    if confidence is None:
+        if survival is None:
+            return core.complete(result.fence, records, timing)
+        return core.complete_with_survival(result.fence, records, timing, survival)
+    if survival is None:
+        return core.complete_packed_round(result.fence, records, timing, confidence)
+    return core.complete_packed_round_with_survival(
+        result.fence, records, timing, confidence, survival
+    )
+
+
+def _reported(plan: ScheduledPlan, name: str, sidecar: Sidecar | None) -> Sidecar:
+    if sidecar is None:
+        raise LaneOutputError(f"{plan.graph.name} reports {name}; its frame came back without")
+    return sidecar
 
 
 def records_of(plan: ScheduledPlan, result: FrameResult) -> list[CompletionRecord]:
@@ -87,8 +154,5 @@ def _record_of(plan: ScheduledPlan, step: ScheduledStep, lane: LaneOutput) -> Co
             f"for {len(lane.tokens)} tokens"
         )
     return CompletionRecord(
-        handle=step.handle,
-        prompt_tokens=step.prompt_tokens,
-        tokens=lane.tokens,
-        terminated=lane.terminated,
+        step.handle, step.prompt_tokens, lane.tokens, lane.terminated, lane.offered
     )

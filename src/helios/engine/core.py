@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from helios.engine.admission import AdmissionRules, InadmissibleError, accept
-from helios.engine.batch import LaneOutputError, frame_of, records_of
+from helios.engine.batch import LaneOutputError, complete, frame_of
 from helios.engine.flight import Flight, Roster
 from helios.engine.messages import (
     Cancel,
@@ -34,12 +34,13 @@ from helios.engine.ports import (
 from helios.engine.publication import Publication, publish
 from helios.engine.requests import LiveRequest
 from helios.engine.stats import EngineStats, Usage
-from helios.engine.trace import DecisionTrace, LaneTrace, Tracer, TraceSink
+from helios.engine.trace import DecisionTrace, LaneTrace, Tracer, TraceSink, void_lane
 from helios.scheduler import (
     CompletionError,
     ExecutionTiming,
     Fence,
     GeneratedToken,
+    Phase,
     QueueFullError,
     ScheduledPlan,
     SchedulerError,
@@ -179,9 +180,7 @@ class EngineCore:
         error, generated = self._commit_outputs(flight, result, observed_ns=begun_ns)
         complete_ns = self._clock.now_ns() - begun_ns
         if error is None:
-            self._stats.on_completed(
-                flight.plan, result, complete_ns=complete_ns, follows_idle=flight.follows_idle
-            )
+            self._stats.on_completed(flight, result, complete_ns=complete_ns)
             lanes = self._publish(flight, result, generated)
         else:
             self._stats.on_failed_frame(flight.plan)
@@ -205,8 +204,7 @@ class EngineCore:
             device_ns=(result.device_ns,), wall_ns=max(0, observed_ns - result.submitted_ns)
         )
         try:
-            records = records_of(flight.plan, result)
-            return None, self._scheduler.complete(flight.fence, records, timing)
+            return None, complete(self._scheduler, flight.plan, result, timing)
         except (LaneOutputError, CompletionError) as fault:
             # Both are raised before anything is changed, so the frame can still be failed.
             return str(fault), ()
@@ -217,39 +215,55 @@ class EngineCore:
         for request in flight.requests:
             if self._roster.with_handle(request.handle) is request:
                 self._close(request, "error", f"{flight.plan.graph.name} failed: {error}")
-        return [
-            LaneTrace(request_id=request.request_id, prompt_tokens=0, tokens=0, terminated=False)
-            for request in flight.requests
-        ]
+        return [void_lane(request) for request in flight.requests if self._tracer.is_on]
 
     def _publish(
         self, flight: Flight, result: FrameResult, generated: Sequence[GeneratedToken]
     ) -> list[LaneTrace]:
         """Make a completed frame's output visible and report it for exactly its fence."""
-        published = publish(flight, result, generated, self._roster)
+        published = publish(flight, result, generated, self._roster, is_traced=self._tracer.is_on)
         self._stats.on_output_tokens(len(generated))
         for request in published.stopped:
             self._scheduler.finish(request.handle)
         self._outbox.extend(published.events)
         for request, fault in published.faults:
             self._end_early(request, "error", fault)
-        for request in published.retired:
-            # A prompt that was only scored has no output that could have ended it.
-            self._close(request, request.finish_reason or "length")
+        for request in published.ended:
+            self._offer_terminal(request)
+        for request in (*published.ended, *published.left):
+            self._close_when_released(request)
         self._flush()
         self._report(flight, published)
         return published.lanes
+
+    def _offer_terminal(self, request: LiveRequest) -> None:
+        """Offer the state at an answer's end, before the next plan may retire its row."""
+        key = request.terminal_key()
+        if key is not None and self._scheduler.phase_of(request.handle) is Phase.TERMINAL:
+            self._scheduler.offer_terminal(request.handle, key)
+
+    def _close_when_released(self, request: LiveRequest) -> None:
+        """Close a request that owns nothing any more.
+
+        A row that was retired may be that of a preempted request, whose response goes on.
+        """
+        if self._scheduler.phase_of(request.handle) is Phase.RELEASED:
+            # A prompt that was only scored has no output that could have ended it.
+            self._close(request, request.finish_reason or "length")
 
     def _report(self, flight: Flight, published: Publication) -> None:
         """Tell the scheduler what became visible; nothing has completed in between."""
         if not published.delivered:
             return
         now_ns = self._advance()
-        traces = {lane.request_id: lane for lane in published.lanes}
         for request, tokens in published.delivered:
             self._scheduler.published_output(request.handle, flight.fence)
             self._stats.on_delivery(request, tokens=tokens, now_ns=now_ns)
-            traces[request.request_id].delivered_ns = now_ns
+        if published.lanes:
+            delivered = {request.request_id: None for request, _ in published.delivered}
+            for lane in published.lanes:
+                if lane.request_id in delivered:
+                    lane.delivered_ns = now_ns
 
     def _dispatch(self) -> bool:
         """Plan, commit and submit one frame; return whether another may follow."""
@@ -320,9 +334,11 @@ class EngineCore:
             Flight(fence=fence, plan=plan, requests=requests, follows_idle=self._was_idle)
         )
         self._was_idle = False
-        for request in requests:
+        for step, request in zip(plan.steps, requests, strict=True):
             if request.dispatched_ns is None:
                 request.dispatched_ns = at_ns
+                # Its first lane binds it, behind what a kept state already holds.
+                request.cached_prompt_tokens = step.position
                 self._stats.on_first_dispatch(request, at_ns)
 
     def _outcome(self) -> StepOutcome:
@@ -343,15 +359,12 @@ class EngineCore:
 
     def _usage(self) -> Usage:
         """Return the gauges of this moment."""
-        usage, resources = self._scheduler.usage(), self._scheduler.resources
         return Usage(
-            waiting_requests=usage.waiting,
-            resident_requests=usage.resident,
+            scheduler=self._scheduler.usage(),
+            resources=self._scheduler.resources,
+            checkpoints=self._scheduler.checkpoint_stats(),
+            exploration=self._scheduler.exploration(),
             frames_in_flight=len(self._flights),
-            pages_used=usage.pages_in_use,
-            pages_total=resources.page_count,
-            rows_used=usage.rows_in_use,
-            rows_total=resources.row_count,
         )
 
     def _advance(self) -> int:

@@ -108,6 +108,8 @@ class FrameLane(NamedTuple):
     """Where that image's features lie, in feature rows of the window's storage."""
     incarnation: int = 0
     """Generation of the row's execution state; INITIALIZE and RESTORE bind it."""
+    request_id: str = ""
+    """The client's name of the request, for executors that tell requests apart."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +199,6 @@ class DecisionCore(Protocol):
 
     def finish(self, handle: RequestHandle) -> None:
         """End a request that met a stop string; tokens still in flight are dropped."""
-        ...
-
-    def terminal_endpoint(self, handle: RequestHandle) -> int:
-        """Return the tokens in the state of an ended request."""
         ...
 
     def offer_terminal(self, handle: RequestHandle, key: bytes) -> bool:

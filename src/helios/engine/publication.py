@@ -11,66 +11,99 @@ from collections.abc import Sequence
 
 from helios.engine.flight import Flight, Roster
 from helios.engine.messages import Delta, EngineEvent
-from helios.engine.ports import FrameResult, LaneOutput, TokenLogprobs
+from helios.engine.ports import FrameResult, LaneOutput
 from helios.engine.requests import LiveRequest
 from helios.engine.trace import LaneTrace
-from helios.scheduler import GeneratedToken, GraphKind
+from helios.scheduler import GeneratedToken, GraphKind, ScheduledStep
 
 
 @dataclasses.dataclass(slots=True)
 class Publication:
     """The visible side of one completed frame, in the lane order of its plan."""
 
-    events: list[EngineEvent]
-    delivered: list[tuple[LiveRequest, int]]
+    events: list[EngineEvent] = dataclasses.field(default_factory=list)
+    delivered: list[tuple[LiveRequest, int]] = dataclasses.field(default_factory=list)
     """Requests with visible output, and how many tokens each delivery carries."""
-    stopped: list[LiveRequest]
+    stopped: list[LiveRequest] = dataclasses.field(default_factory=list)
     """Requests whose output a stop string ended: the scheduler does not know yet."""
-    retired: list[LiveRequest]
-    """Requests whose response is complete."""
-    faults: list[tuple[LiveRequest, str]]
+    ended: list[LiveRequest] = dataclasses.field(default_factory=list)
+    """Requests whose last token this frame committed, stopped ones included."""
+    left: list[LiveRequest] = dataclasses.field(default_factory=list)
+    """Requests whose row was retired: over, or preempted and to come back."""
+    faults: list[tuple[LiveRequest, str]] = dataclasses.field(default_factory=list)
     """Requests whose text side failed."""
-    lanes: list[LaneTrace]
+    lanes: list[LaneTrace] = dataclasses.field(default_factory=list)
+    """What each lane came to; empty when nobody traces."""
 
 
 def publish(
-    flight: Flight, result: FrameResult, generated: Sequence[GeneratedToken], roster: Roster
+    flight: Flight,
+    result: FrameResult,
+    generated: Sequence[GeneratedToken],
+    roster: Roster,
+    *,
+    is_traced: bool = True,
 ) -> Publication:
-    """Return what the frame makes visible; lanes of requests that have left make nothing."""
-    published = Publication([], [], [], [], [], [])
-    tokens_by_lane = _by_lane(flight, generated)
-    for index, request in enumerate(flight.requests):
-        lane, tokens = result.lanes[index], tokens_by_lane[index]
-        trace = LaneTrace(
-            request_id=request.request_id,
-            prompt_tokens=flight.plan.steps[index].prompt_tokens,
-            tokens=len(tokens),
-            terminated=lane.terminated,
-        )
-        published.lanes.append(trace)
-        if roster.with_handle(request.handle) is not request:
+    """Return what the frame makes visible; lanes of requests that have left make nothing.
+
+    `generated` are the frame's committed tokens in lane order. The tokens of one lane are one
+    delivery, however many there are.
+    """
+    published, plan = Publication(), flight.plan
+    is_retirement, start, total = plan.graph.kind is GraphKind.TERMINAL, 0, len(generated)
+    for step, request, lane in zip(plan.steps, flight.requests, result.lanes, strict=True):
+        end, handle = start, request.handle
+        while end < total and generated[end].handle == handle:
+            end += 1
+        tokens, start = generated[start:end], end
+        if is_traced:
+            published.lanes.append(_trace_of(step, request, lane, len(tokens)))
+        if roster.with_handle(handle) is not request:
             continue
-        if flight.plan.graph.kind is GraphKind.TERMINAL:
-            published.retired.append(request)
-            continue
-        try:
-            _publish_lane(flight, index, lane, tokens, published)
-        except Exception as fault:  # noqa: BLE001 - one request's fault must not end the loop.
-            published.faults.append((request, f"{type(fault).__name__}: {fault}"))
+        if is_retirement or step.is_retired:
+            published.left.append(request)
+        elif tokens or step.prompt_tokens:
+            _publish_safely(step, request, lane, tokens, published)
+    assert start == total, "the core returns the tokens of the frame's own lanes, in their order"
     return published
 
 
-def _publish_lane(
-    flight: Flight,
-    index: int,
+def _trace_of(
+    step: ScheduledStep, request: LiveRequest, lane: LaneOutput, tokens: int
+) -> LaneTrace:
+    return LaneTrace(
+        request_id=request.request_id,
+        prompt_tokens=step.prompt_tokens,
+        tokens=tokens,
+        terminated=lane.terminated,
+        offered=(lane.offered or step.output_ceiling) if tokens else 0,
+    )
+
+
+def _publish_safely(
+    step: ScheduledStep,
+    request: LiveRequest,
     lane: LaneOutput,
     tokens: Sequence[GeneratedToken],
     published: Publication,
 ) -> None:
-    """Pass one lane's outputs through its request."""
-    request = flight.requests[index]
-    if flight.plan.graph.kind is GraphKind.SCORED_PREFILL:
-        request.add_prompt_logprobs(flight.plan.steps[index].position, lane.prompt_logprobs)
+    """Pass one lane's outputs through its request; its fault is reported, not raised."""
+    try:
+        _publish_lane(step, request, lane, tokens, published)
+    except Exception as fault:  # noqa: BLE001 - one request's fault must not end the loop.
+        published.faults.append((request, f"{type(fault).__name__}: {fault}"))
+
+
+def _publish_lane(
+    step: ScheduledStep,
+    request: LiveRequest,
+    lane: LaneOutput,
+    tokens: Sequence[GeneratedToken],
+    published: Publication,
+) -> None:
+    if lane.prompt_logprobs:
+        request.add_prompt_logprobs(step.position, lane.prompt_logprobs)
+    if request.accepted.spec.scored:
         scores = request.take_prompt_logprobs()
         if scores is not None:
             published.events.append(scores)
@@ -78,34 +111,25 @@ def _publish_lane(
     for position, generated in enumerate(tokens):
         text += request.commit_token(
             generated.token,
-            _logprobs_at(lane, position),
+            lane.logprobs[position] if lane.logprobs else None,
             terminated=lane.terminated and position == len(lane.tokens) - 1,
             is_last=generated.is_last,
         )
+    if not tokens:
+        return
     if request.stop_string_ended:
         published.stopped.append(request)
-    if tokens and request.is_deliverable(text):
-        delta = request.take_delta(text)
-        _deliver(delta, request, published)
+    if request.finish_reason is not None:
+        published.ended.append(request)
+    if request.is_deliverable(text):
+        _deliver(request.take_delta(text), request, published)
 
 
 def _deliver(delta: Delta, request: LiveRequest, published: Publication) -> None:
     """Add a Delta; it counts as a delivery when the client can see something of it."""
     published.events.append(delta)
-    published.lanes[-1].characters = len(delta.text)
+    if published.lanes:
+        published.lanes[-1].characters = len(delta.text)
     # The last Delta may carry nothing but a hidden stop token, which nobody sees.
     if delta.text or request.finish_reason is None:
         published.delivered.append((request, len(delta.token_ids)))
-
-
-def _logprobs_at(lane: LaneOutput, position: int) -> TokenLogprobs | None:
-    return lane.logprobs[position] if lane.logprobs else None
-
-
-def _by_lane(flight: Flight, generated: Sequence[GeneratedToken]) -> list[list[GeneratedToken]]:
-    """Sort the committed tokens into the plan's lanes, keeping their order."""
-    lanes: list[list[GeneratedToken]] = [[] for _ in flight.requests]
-    index_of = {request.handle: index for index, request in enumerate(flight.requests)}
-    for token in generated:
-        lanes[index_of[token.handle]].append(token)
-    return lanes

@@ -6,7 +6,11 @@ visible when neither the detokenizer nor a forming stop string holds it back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
 
 from helios.engine.admission import Accepted
 from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
@@ -18,6 +22,29 @@ SILENT_TOKENS_LIMIT = 4
 """Tokens without text after which nothing can be held back by an incomplete UTF-8 character."""
 
 
+class TokenView(Sequence[int]):
+    """Token ids as Python integers, made one by one: a long prompt is seldom read to its start."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: npt.NDArray[np.int32]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        found: int | list[int] = self._tokens[index].tolist()
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens.tolist())
+
+
 class LiveRequest:
     """One accepted request. Only its own methods change it, apart from the timestamps."""
 
@@ -26,12 +53,15 @@ class LiveRequest:
         "_detokenizers",
         "_filter",
         "_include_stop",
+        "_outputs",
         "_prompt_entries",
+        "_scored_tokens",
         "_silent_tokens",
         "_undelivered_logprobs",
         "_undelivered_tokens",
         "accepted",
         "arrival_ns",
+        "cached_prompt_tokens",
         "dispatched_ns",
         "finish_reason",
         "handle",
@@ -56,6 +86,8 @@ class LiveRequest:
         self.arrival_ns = arrival_ns
         self.dispatched_ns: int | None = None
         self.last_delivery_ns: int | None = None
+        self.cached_prompt_tokens = 0
+        """Prompt tokens that a kept state had when it was first given a row."""
         self.output_tokens = 0
         self.finish_reason: str | None = None
         """Set once the output is complete; the response ends at the terminal retirement."""
@@ -66,7 +98,10 @@ class LiveRequest:
         self._filter: StopFilter | None = None
         if accepted.stops is not None:
             self._filter = StopFilter(accepted.stops, include_stop=request.include_stop)
+        self._outputs: list[int] | None = [] if accepted.keeps_output else None
         self._prompt_entries: list[LogprobEntry] = []
+        self._scored_tokens = 1
+        """Prompt tokens whose scores were taken; nothing predicts the first one."""
         if accepted.spec.scored:
             first = int(accepted.prompt[0])
             self._prompt_entries.append(LogprobEntry(token_id=first, logprob=None))
@@ -79,6 +114,43 @@ class LiveRequest:
         """Whether a stop string ended the output."""
         return isinstance(self.stop_matched, str)
 
+    @property
+    def replayed_tokens(self) -> int:
+        """Output tokens that stand behind the prompt once the request is bound to a row again.
+
+        Zero before a first token, and without page growth, where nothing is ever replayed.
+        """
+        return len(self._outputs) if self._outputs else 0
+
+    def tokens_between(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Return the tokens of those positions: of the prompt, then of the output so far."""
+        prompt = self.accepted.prompt
+        if end <= len(prompt):
+            return prompt[start:end]
+        assert self._outputs is not None, "positions behind the prompt are replayed output"
+        first = max(0, start - len(prompt))
+        replayed = np.array(self._outputs[first : end - len(prompt)], dtype=np.int32)
+        assert len(replayed) == end - max(start, len(prompt)), "nothing is replayed before it is"
+        return np.concatenate((prompt[start:], replayed))
+
+    def token_at(self, position: int) -> int:
+        """Return the token of a position that `tokens_between` would cover; -1 behind the end."""
+        prompt = self.accepted.prompt
+        if position < len(prompt):
+            return int(prompt[position])
+        place = position - len(prompt)
+        return self._outputs[place] if self._outputs and place < len(self._outputs) else -1
+
+    def terminal_key(self) -> bytes | None:
+        """Return the key of the state at the answer's end; None when it is not to be kept.
+
+        The state is that of all committed tokens but the last, which was never fed to the model.
+        """
+        prefix, outputs = self.accepted.prefix, self._outputs
+        if prefix is None or not outputs:
+            return None
+        return prefix.key_after(np.array(outputs[:-1], dtype=np.int32))
+
     def commit_token(
         self, token: int, logprobs: TokenLogprobs | None, *, terminated: bool, is_last: bool
     ) -> str:
@@ -88,6 +160,8 @@ class LiveRequest:
         follows. A stop string that the token completes sets `finish_reason`.
         """
         self.output_tokens += 1
+        if self._outputs is not None:
+            self._outputs.append(token)
         self._undelivered_tokens.append(token)
         if logprobs is not None:
             self._undelivered_logprobs.append(_entry_of(token, logprobs))
@@ -133,17 +207,19 @@ class LiveRequest:
     def add_prompt_logprobs(self, position: int, scores: Sequence[TokenLogprobs]) -> None:
         """Take the scores of one scored chunk that started at `position`.
 
-        Entry i scores prompt token `position + i + 1`; an entry past the prompt's end is void.
-        Raises ValueError when the scores do not continue those already taken.
+        Entry i scores prompt token `position + i + 1`; an entry past the prompt's end is void, and
+        so is one that was taken before the request was preempted and began again. Raises
+        ValueError when the scores leave a gap behind those already taken.
         """
-        prompt = self.accepted.prompt
-        if position + 1 != len(self._prompt_entries):
+        prompt, taken = self.accepted.prompt, self._scored_tokens
+        if position + 1 > taken:
             raise ValueError(
-                f"{self.request_id}: scores start at prompt token {position + 1}, "
-                f"expected {len(self._prompt_entries)}"
+                f"{self.request_id}: scores start at prompt token {position + 1}, expected {taken}"
             )
-        for token, score in zip(prompt[position + 1 :].tolist(), scores, strict=False):
+        new = scores[taken - position - 1 :]
+        for token, score in zip(prompt[taken:].tolist(), new, strict=False):
             self._prompt_entries.append(_entry_of(token, score))
+            self._scored_tokens += 1
 
     def take_prompt_logprobs(self) -> PromptLogprobs | None:
         """Return the scores of the whole prompt once they are complete, and only once."""
@@ -161,12 +237,13 @@ class LiveRequest:
             output_tokens=self.output_tokens,
             stop_matched=self.stop_matched if reason == "stop" else None,
             error=error,
+            cached_prompt_tokens=self.cached_prompt_tokens,
         )
 
     def _text_side(self) -> Detokenizer:
         """Return the detokenizer, made for the first token: a queued request may never need it."""
         if self._detokenizer is None:
-            self._detokenizer = self._detokenizers(self.accepted.prompt.tolist())
+            self._detokenizer = self._detokenizers(TokenView(self.accepted.prompt))
         return self._detokenizer
 
     def _show(self, text: str) -> str:

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 
+from helios.engine.flight import Flight
 from helios.engine.histogram import HOST_BOUNDS_S, LATENCY_BOUNDS_S, Histogram
 from helios.engine.messages import Stats
 from helios.engine.ports import FrameResult
 from helios.engine.requests import LiveRequest
-from helios.scheduler import GraphKind, ScheduledPlan
+from helios.scheduler import (
+    CheckpointStats,
+    ExplorationAccount,
+    GraphKind,
+    ResourceConfig,
+    ScheduledPlan,
+    SelectionReason,
+)
+from helios.scheduler import Usage as SchedulerUsage
 
-_PREFILL_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
 _S_PER_NS = 1e-9
 
 EXECUTIONS = "flare_scheduler_executions_total"
@@ -27,13 +36,46 @@ EXECUTION_NS = "flare_scheduler_execution_nanoseconds_total"
 class Usage:
     """What is in use at the moment of a snapshot."""
 
-    waiting_requests: int
-    resident_requests: int
+    scheduler: SchedulerUsage
+    resources: ResourceConfig
+    checkpoints: CheckpointStats
+    exploration: Mapping[SelectionReason, ExplorationAccount]
     frames_in_flight: int
-    pages_used: int
-    pages_total: int
-    rows_used: int
-    rows_total: int
+
+    def gauges(self) -> dict[str, float]:
+        """Return what is in use now, and what exploration may spend, by metric name."""
+        owned, resources, kept = self.scheduler, self.resources, self.checkpoints
+        values: dict[str, float] = {
+            "flare_requests_waiting": owned.waiting,
+            "flare_requests_resident": owned.resident,
+            "flare_frames_in_flight": self.frames_in_flight,
+            "flare_pages_used": owned.pages_in_use,
+            "flare_pages_kept": owned.pages_kept,
+            "flare_pages_total": resources.page_count,
+            "flare_rows_used": owned.rows_in_use,
+            "flare_rows_total": resources.row_count,
+            "flare_snapshot_rows_used": owned.snapshot_rows_in_use,
+            "flare_snapshot_rows_total": resources.snapshot_rows,
+            "flare_checkpoints": kept.published,
+        }
+        for reason, account in self.exploration.items():
+            name = reason.value.replace("-", "_")
+            values[f"flare_exploration_{name}_credit_milliseconds"] = account.credit_ms
+        return {name: float(value) for name, value in values.items()}
+
+    def counters(self) -> dict[str, float]:
+        """Return what the scheduler itself has counted since its start, by metric name."""
+        kept = self.checkpoints
+        values = {
+            "flare_preemptions_total": self.scheduler.preemptions,
+            "flare_checkpoint_hits_total": kept.hits,
+            "flare_checkpoint_misses_total": kept.misses,
+            "flare_checkpoint_captures_total": kept.captures,
+            "flare_checkpoint_skipped_total": kept.skipped,
+            "flare_checkpoint_evictions_total": kept.evictions,
+            "flare_checkpoint_restored_tokens_total": kept.restored_tokens,
+        }
+        return {name: float(value) for name, value in values.items()}
 
 
 class EngineStats:
@@ -85,11 +127,9 @@ class EngineStats:
             self._counters["flare_scheduler_commit_nanoseconds_total"] += commit_ns
             self._counters["flare_scheduler_commits_total"] += 1
 
-    def on_completed(
-        self, plan: ScheduledPlan, result: FrameResult, *, complete_ns: int, follows_idle: bool
-    ) -> None:
+    def on_completed(self, flight: Flight, result: FrameResult, *, complete_ns: int) -> None:
         """Count a frame that ran: its time, its rows, and the host gap before it."""
-        counters = self._counters
+        counters, plan = self._counters, flight.plan
         counters["flare_scheduler_complete_nanoseconds_total"] += complete_ns
         counters["flare_scheduler_completes_total"] += 1
         counters["flare_replay_nanoseconds_total"] += result.device_ns
@@ -99,19 +139,41 @@ class EngineStats:
         graph = f'graph="{plan.graph.name}"'
         self._labelled["flare_frames_total"][graph] += 1
         self._labelled["flare_frame_nanoseconds_total"][graph] += result.device_ns
-        if not follows_idle:
+        if not flight.follows_idle:
             # A gap that nobody waited in says nothing about the host.
             counters["flare_host_gap_nanoseconds_total"] += result.host_gap_ns
             gap_s = result.host_gap_ns * _S_PER_NS
             self._histograms["flare_host_gap_seconds"].observe(gap_s)
-        useful = len(plan.steps)
-        if plan.graph.kind in _PREFILL_KINDS:
-            useful = sum(step.prompt_tokens for step in plan.steps)
-            counters["flare_prompt_tokens_total"] += useful
+        prompt_tokens = sum(step.prompt_tokens for step in plan.steps)
+        counters["flare_prompt_tokens_total"] += prompt_tokens
+        target_rows = 0
+        if plan.graph.proposal_depth:
+            target_rows = self._count_round(plan, result)
         kind = f'kind="{plan.graph.kind.name.lower()}"'
-        executed = plan.graph.batch_capacity * plan.graph.token_capacity
+        executed = plan.graph.rows + plan.graph.prefill_capacity
+        useful = _useful_rows(flight, prompt_tokens, target_rows)
         self._labelled["flare_executed_rows_total"][kind] += executed
         self._labelled["flare_useful_rows_total"][kind] += useful
+
+    def _count_round(self, plan: ScheduledPlan, result: FrameResult) -> int:
+        """Count a speculative round's proposals; return the target rows of its lanes that ran.
+
+        What a program proposes is its depth for each lane; what it offers to the target model are
+        the lane's target rows but the pending token; what is accepted came out but for one token.
+        """
+        lanes = rows = tokens = 0
+        for step, lane in zip(plan.steps, result.lanes, strict=True):
+            if lane.tokens and not step.prompt_tokens:
+                lanes += 1
+                rows += lane.offered or step.output_ceiling
+                tokens += len(lane.tokens)
+        counters = self._counters
+        counters["flare_speculative_rounds_total"] += 1
+        counters["flare_speculative_lanes_total"] += lanes
+        counters["flare_speculative_proposed_tokens_total"] += lanes * plan.graph.proposal_depth
+        counters["flare_speculative_offered_tokens_total"] += rows - lanes
+        counters["flare_speculative_accepted_tokens_total"] += tokens - lanes
+        return rows
 
     def on_failed_frame(self, plan: ScheduledPlan) -> None:
         """Count a frame whose outputs are void."""
@@ -144,23 +206,30 @@ class EngineStats:
         active_ns = self._counters["flare_active_nanoseconds_total"]
         replay_ns = self._counters["flare_replay_nanoseconds_total"]
         return Stats(
-            gauges={
-                "flare_requests_waiting": float(usage.waiting_requests),
-                "flare_requests_resident": float(usage.resident_requests),
-                "flare_frames_in_flight": float(usage.frames_in_flight),
-                "flare_pages_used": float(usage.pages_used),
-                "flare_pages_total": float(usage.pages_total),
-                "flare_rows_used": float(usage.rows_used),
-                "flare_rows_total": float(usage.rows_total),
-                "flare_program_time_share": replay_ns / active_ns if active_ns else 0.0,
-            },
-            counters={name: float(value) for name, value in self._counters.items()},
+            gauges=usage.gauges()
+            | {"flare_program_time_share": replay_ns / active_ns if active_ns else 0.0},
+            counters={name: float(value) for name, value in self._counters.items()}
+            | usage.counters(),
             labelled_counters={
                 name: {label: float(value) for label, value in sorted(counter.items())}
                 for name, counter in self._labelled.items()
             },
             histograms={name: value.state() for name, value in self._histograms.items()},
         )
+
+
+def _useful_rows(flight: Flight, prompt_tokens: int, target_rows: int) -> int:
+    """Return the physical rows of a frame that held work: prompt tokens, target rows, features."""
+    plan = flight.plan
+    if plan.graph.kind is GraphKind.VISION:
+        pairs = zip(plan.steps, flight.requests, strict=True)
+        return sum(live.accepted.spec.images[step.image_index].features for step, live in pairs)
+    if plan.graph.proposal_depth:
+        return prompt_tokens + target_rows
+    if not prompt_tokens:
+        return len(plan.steps)
+    # Beside a prompt every other lane has one row.
+    return prompt_tokens + sum(not step.prompt_tokens for step in plan.steps)
 
 
 _COUNTERS = (
@@ -178,6 +247,11 @@ _COUNTERS = (
     "flare_scheduler_complete_nanoseconds_total",
     "flare_scheduler_completes_total",
     "flare_engine_stalls_total",
+    "flare_speculative_rounds_total",
+    "flare_speculative_lanes_total",
+    "flare_speculative_proposed_tokens_total",
+    "flare_speculative_offered_tokens_total",
+    "flare_speculative_accepted_tokens_total",
 )
 _LABELLED = (
     "flare_requests_rejected_total",

@@ -20,6 +20,7 @@ from helios.scheduler import (
     RequestHandle,
     ResourceConfig,
     ScheduledPlan,
+    ScheduledStep,
     SelectionReason,
 )
 
@@ -131,6 +132,13 @@ class LaneTrace:
     terminated: bool
     delivered_ns: int | None = None
     characters: int = 0
+    offered: int = 0
+    """Target rows that the program gave a lane that committed tokens."""
+
+
+def void_lane(request: LiveRequest) -> LaneTrace:
+    """Return the lane of a frame whose outputs are void."""
+    return LaneTrace(request.request_id, prompt_tokens=0, tokens=0, terminated=False)
 
 
 def header_record(
@@ -177,6 +185,7 @@ def finish_record(finished: Finished, *, at_ns: int) -> TraceRecord:
         "reason": finished.reason,
         "prompt_tokens": finished.prompt_tokens,
         "output_tokens": finished.output_tokens,
+        "cached_prompt_tokens": finished.cached_prompt_tokens,
     }
 
 
@@ -199,19 +208,13 @@ def plan_record(
         "reason": plan.reason.value,
         "cost_ns": plan.estimated_duration_ns,
         "cost_age_ns": None if plan.terms is None else plan.terms.cost_age_ns,
+        "credit_ms": 0.0 if plan.terms is None else plan.terms.exploration_credit_ms,
         "value_rate": plan.selection_value_rate(),
         "log_scale": plan.selection_log_scale(),
         "needs_empty_queue": plan.needs_empty_queue,
         "queued_frames": queued_frames,
         "lanes": [
-            {
-                "request": request.request_id,
-                "row": step.row,
-                "position": step.position,
-                "prompt_tokens": step.prompt_tokens,
-                "output_ceiling": step.output_ceiling,
-            }
-            for step, request in zip(plan.steps, requests, strict=True)
+            plan_lane(step, request) for step, request in zip(plan.steps, requests, strict=True)
         ],
         "candidates": [
             candidate_entry(score, [decision.request_ids[handle] for handle in score.handles])
@@ -220,6 +223,28 @@ def plan_record(
         "plan_ns": decision.plan_ns,
         "commit_ns": commit_ns,
     }
+
+
+def plan_lane(step: ScheduledStep, request: LiveRequest) -> dict[str, object]:
+    """Return one lane of a plan; what its kind has no use for is left out."""
+    lane: dict[str, object] = {
+        "request": request.request_id,
+        "row": step.row,
+        "position": step.position,
+        "prompt_tokens": step.prompt_tokens,
+        "output_ceiling": step.output_ceiling,
+    }
+    if step.output_ceiling > 1:
+        lane["expected_tokens"] = step.expected_tokens
+    if step.mixed is not None:
+        lane["role"] = step.mixed.role.name.lower()
+    if step.snapshot_row >= 0:
+        lane["snapshot_row"] = step.snapshot_row
+    if step.is_retired:
+        lane["is_retired"] = True
+    if step.image_index >= 0:
+        lane["image_index"], lane["feature_offset"] = step.image_index, step.feature_offset
+    return lane
 
 
 def frame_record(
@@ -248,6 +273,7 @@ def frame_record(
                 "request": lane.request_id,
                 "prompt_tokens": lane.prompt_tokens,
                 "tokens": lane.tokens,
+                "offered": lane.offered,
                 "terminated": lane.terminated,
                 "delivered_ns": lane.delivered_ns,
                 "characters": lane.characters,
@@ -281,6 +307,8 @@ def candidate_entry(score: CandidateScore, request_ids: Sequence[str]) -> TraceR
             "deliveries": score.delivery_value / per,
             "ages": score.age_credit / per,
             "terminals": score.terminal_value / per,
+            "saved": score.saved_waiting / per,
+            "continuation": score.continuation_value / per,
             "waiting": -score.waiting_cost,
         },
     }
