@@ -7,10 +7,18 @@ Request object is one generation, so no interval can be charged to a later user 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from helios.scheduler.requests import Request
-from helios.scheduler.service import PRICE_CEILING, PRICE_FLOOR, Flow, clamped, flow_over
+from helios.scheduler.service import (
+    PRICE_CEILING,
+    PRICE_FLOOR,
+    Flow,
+    clamped,
+    flow_over,
+    served_flows,
+)
 from helios.scheduler.tenants import Account
 from helios.scheduler.units import Fence
 
@@ -76,20 +84,14 @@ def _settle_tokens(
     adaptation_ms: float,
 ) -> None:
     # Nearly all lanes of a frame advance by the same count, so a flow is solved once per count.
-    flows: dict[int, Flow] = {}
-    served_of = served_tokens.get
-    for request in share.requests:
+    served = list(map(served_tokens.get, share.requests, repeat(0)))
+    flows = served_flows(served, interval_ms, rate, adaptation_ms)
+    for request, (keep, gain) in zip(share.requests, map(flows.__getitem__, served), strict=True):
         account = request.account
         price = account.token_price
-        if price is None:
-            continue
-        served = served_of(request, 0)
-        flow = flows.get(served)
-        if flow is None:
-            flow = flows[served] = flow_over(served, interval_ms, rate, adaptation_ms)
-        keep, gain = flow
-        price = price * keep + gain
-        account.token_price = price if PRICE_FLOOR < price < PRICE_CEILING else clamped(price)
+        if price is not None:
+            price = price * keep + gain
+            account.token_price = price if PRICE_FLOOR < price < PRICE_CEILING else clamped(price)
 
 
 class LastInterval:

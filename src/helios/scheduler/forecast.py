@@ -23,6 +23,7 @@ from helios.scheduler.acceptance import (
     Integers,
     Lanes,
     aged,
+    deepest,
     learn,
     prior_means,
 )
@@ -130,7 +131,7 @@ class ForecastTable:
         # A depth that stays unseen is not marked as own, so its mean is never read.
         np.copyto(means, self._starts[rows, index], where=own == 0.0)
         before: Floats = np.minimum.accumulate(means, axis=1)
-        learn(cells, values, seen, generated)
+        learn(cells, values, seen, generated, reach=deepest(lanes.ceilings))
         np.copyto(own, 1.0, where=seen)
         self._cells[rows] = cells
         self._move_prior(self._priors[index], values, seen)

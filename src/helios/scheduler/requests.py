@@ -224,7 +224,7 @@ class RequestTable:
         if not 0 <= slot < len(self._requests):
             raise UnknownHandleError(f"no request was ever issued {handle}")
         request = self._requests[slot]
-        if request.handle.generation != generation:
+        if request.handle[1] != generation:
             raise UnknownHandleError(f"{handle}: the slot is at {request.handle}")
         return request
 

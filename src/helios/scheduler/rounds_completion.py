@@ -76,7 +76,8 @@ class Ran(NamedTuple):
     offered: Integers
     ceilings: Integers
     produced: Integers
-    terminated: Flags
+    terminated: Flags | None
+    """None where no lane was ended by an end token."""
 
 
 def lanes_that_ran(frame: Frame, records: Sequence[CompletionRecord]) -> Ran | None:
@@ -107,6 +108,22 @@ def lanes_that_ran(frame: Frame, records: Sequence[CompletionRecord]) -> Ran | N
         ceilings,
         np.array(produced, dtype=np.int64),
         np.fromiter(map(_TERMINATED, records), np.bool_, count),
+    )
+
+
+def streams_that_ran(frame: Frame, offered: Sequence[int], produced: Sequence[int]) -> Ran | None:
+    """Return `lanes_that_ran` of a frame whose streams all go on, from columns of its records."""
+    if frame.plan.graph.proposal_depth == 0:
+        return None
+    count = len(produced)
+    ceilings = np.fromiter(frame.ceilings, np.int64, count)
+    return Ran(
+        frame.requests,
+        np.fromiter(map(_ROW, frame.plan.steps), np.int64, count),
+        ceilings if offered is frame.ceilings else np.fromiter(offered, np.int64, count),
+        ceilings,
+        np.fromiter(produced, np.int64, count),
+        None,
     )
 
 
@@ -226,7 +243,8 @@ def learn_round(
     if -1 in counts:
         live = generated >= 0
         rows, offered, ceilings = rows[live], offered[live], ceilings[live]
-        produced, terminated, generated = produced[live], terminated[live], generated[live]
+        produced, generated = produced[live], generated[live]
+        terminated = None if terminated is None else terminated[live]
     if not len(rows):
         return
     lanes = Lanes(rows, offered, ceilings, produced, terminated, generated)

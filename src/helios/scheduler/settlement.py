@@ -8,7 +8,13 @@ from helios.scheduler import exploration
 from helios.scheduler.accounting import last_interval, settle
 from helios.scheduler.capture import after_progress, earn, finish_copy
 from helios.scheduler.catalog import GraphKind
-from helios.scheduler.completion import Outcome, apply_records, check_records, check_timing
+from helios.scheduler.completion import (
+    Outcome,
+    apply_records,
+    apply_streaming,
+    check_records,
+    check_timing,
+)
 from helios.scheduler.cost import cost_sample_ns, device_interval_ns
 from helios.scheduler.errors import FenceError
 from helios.scheduler.lifecycle import Event, next_phase
@@ -32,12 +38,16 @@ from helios.scheduler.rounds_completion import (
     check_variant,
     lanes_that_ran,
     learn_round,
+    streams_that_ran,
 )
 from helios.scheduler.seating import release_drained, retire, seat_waiting
 from helios.scheduler.stages import begin_boundary, is_at_boundary
 from helios.scheduler.state import GENERATING_KINDS, State
 from helios.scheduler.units import Fence, ms_of
 from helios.scheduler.window import Frame
+
+_DECODE = Phase.DECODE
+"""Looking a member of an enumeration up takes as long as the other checks of a publication."""
 
 
 def _head(state: State, fence: Fence) -> Frame:
@@ -62,9 +72,12 @@ def complete(
     frame = _head(state, fence)
     check_variant(frame, sidecars)
     check_timing(timing)
-    check_records(frame, records)
+    streaming = check_records(frame, records)
     check_peers(frame, records, peers)
-    ran = lanes_that_ran(frame, records)
+    if streaming is None:
+        ran = lanes_that_ran(frame, records)
+    else:
+        ran = streams_that_ran(frame, streaming.offered, streaming.produced)
     if ran is not None:
         check_packed_rows(frame, ran)
         shape = (len(peers) + 1 if peers else None, *state.history.extent)
@@ -72,10 +85,23 @@ def complete(
 
     state.version += 1
     state.window.pop(state.now_ns)
-    outcome = apply_records(frame, records, epoch=state.version, now_ns=state.now_ns)
+    if streaming is None:
+        outcome = apply_records(frame, records, epoch=state.version, now_ns=state.now_ns)
+    else:
+        outcome = apply_streaming(frame, streaming, epoch=state.version)
     if ran is not None:
         learn_round(state.history, frame, ran, outcome.served, sidecars)
     _account(state, frame, timing, outcome)
+    # A stream that goes on keeps its row, but more than tokens may follow from its progress.
+    following = [r.keeping or r.window or r.is_leaving for r in frame.requests]
+    if streaming is None or any(following):
+        _settle_lanes(state, frame)
+    seat_waiting(state)
+    return outcome.tokens
+
+
+def _settle_lanes(state: State, frame: Frame) -> None:
+    """Settle the ownership of every lane of a completed frame whose progress may move it."""
     kind = frame.plan.graph.kind
     may_release = kind is GraphKind.TERMINAL or kind is GraphKind.SNAPSHOT
     draining = Phase.DRAINING
@@ -83,14 +109,11 @@ def complete(
         if (
             may_release
             or request.phase is draining
-            # More than tokens may follow from its progress: states, windows, leaving.
             or request.keeping is not None
             or request.window is not None
             or request.is_leaving
         ):
             _settle_ownership(state, kind, step, request)
-    seat_waiting(state)
-    return outcome.tokens
 
 
 def _settle_ownership(state: State, kind: GraphKind, step: ScheduledStep, request: Request) -> None:
@@ -175,9 +198,9 @@ def fail(state: State, fence: Fence) -> tuple[RequestHandle, ...]:
 
 def published_output(state: State, handle: RequestHandle, fence: Fence) -> None:
     """Move the output age and the delivery price; see `Scheduler.published_output`."""
-    request = state.table.live(handle)
-    if request.phase is not Phase.DECODE:
-        next_phase(request.phase, Event.PUBLISH)
+    request = state.table.find(handle)
+    if request.phase is not _DECODE:
+        next_phase(state.table.live(handle).phase, Event.PUBLISH)
     interval = state.interval
     if interval is None or interval.fence != fence:
         raise FenceError(f"fence {fence} is not the last completed one")

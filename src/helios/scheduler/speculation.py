@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from helios.scheduler.acceptance import (
     COPY,
     LEARNED,
@@ -81,7 +83,7 @@ class SpeculationHistory:
         """
         index = source_index(source)
         outcome = self.acceptance.outcome(lanes)
-        if outcome.seen.any():
+        if np.count_nonzero(outcome.seen):
             predicted = self.acceptance.observe(index, lanes, outcome, survival)
             self._by_source[index].observe(predicted, outcome)
         if confidence is not None:

@@ -14,6 +14,7 @@ from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cost import CostTable
 from helios.scheduler.geometry import PLAIN
+from helios.scheduler.plan import ScheduledPlan
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import yields_of
@@ -70,6 +71,7 @@ class Standing:
         "initializing",
         "interval_ms",
         "machine_rates",
+        "planned",
         "prefilling",
         "streams",
         "tenancies",
@@ -138,6 +140,8 @@ class Standing:
         """Of every request whose prompt is not consumed; None while nothing is measured."""
         self.tenancies = self._tenancies() if has_tenants else {}
         """The participants with a tenant, in the order of its first one."""
+        self.planned: tuple[ScheduledPlan, list[Request]] | None = None
+        """The last plan of this state version, with the requests of its lanes."""
 
     def _mean_cached_tokens(self) -> list[float]:
         """Return, by graph kind, the mean cached length of the rows that would be served."""

@@ -19,9 +19,13 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     check_integer(FenceError, "fence", fence, least=0)
     if state.last_fence is not None and fence <= state.last_fence:
         raise FenceError(f"fence {fence} is not above {state.last_fence}")
-    requests = _checked_lanes(state, plan)
-    extendable = _check_submittable(state, plan)
-    check_pages(state, plan, requests)
+    requests = _planned_lanes(state, plan)
+    if requests is None:
+        requests = _checked_lanes(state, plan)
+        extendable = _check_submittable(state, plan)
+        check_pages(state, plan, requests)
+    else:
+        extendable = _check_submittable(state, plan)
     queued = bool(state.window.frames)
     start_ns = state.window.start_ns(state.now_ns)
     standing = state.standing()
@@ -39,28 +43,38 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     state.last_fence = fence
     state.commits += 1
     exploration.on_commit(state, plan)
-    rows, commits, version = plan.graph.rows, state.commits, state.version
-    for step, request in zip(plan.steps, requests, strict=True):
+    frame = Frame(
+        fence,
+        plan,
+        requests,
+        shares,
+        committed_ns=state.now_ns,
+        expected_end_ns=start_ns + plan.estimated_duration_ns,
+        queued=queued,
+        extendable=extendable,
+        pools=pools,
+    )
+    commits, version = state.commits, state.version
+    for request, advance in zip(requests, frame.advances, strict=True):
         request.queued += 1
-        # A ceiling of a device may exceed all the target rows that there are.
-        ceiling = step.output_ceiling
-        request.queued_tokens += ceiling if ceiling < rows else rows
+        request.queued_tokens += advance
         request.last_used = commits
         request.epoch = version
-    state.window.frames.append(
-        Frame(
-            fence,
-            plan,
-            requests,
-            shares,
-            committed_ns=state.now_ns,
-            expected_end_ns=start_ns + plan.estimated_duration_ns,
-            queued=queued,
-            extendable=extendable,
-            pools=pools,
-        )
-    )
+    state.window.frames.append(frame)
     redraw(state)
+
+
+def _planned_lanes(state: State, plan: ScheduledPlan) -> list[Request] | None:
+    """Return the lanes' requests of the very plan that this state version made last.
+
+    Nothing has changed since, so its lanes are as planned and own their pages. None for any other
+    plan, also for an equal one.
+    """
+    version, standing = state.memo
+    if standing is None or standing.planned is None or version != state.version:
+        return None
+    planned, requests = standing.planned
+    return requests if planned is plan else None
 
 
 def _checked_lanes(state: State, plan: ScheduledPlan) -> list[Request]:

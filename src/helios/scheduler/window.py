@@ -30,10 +30,13 @@ class Frame:
     """One submitted execution of a plan, until its completion."""
 
     __slots__ = (
+        "advances",
+        "ceilings",
         "committed_ns",
         "expected_end_ns",
         "extendable",
         "fence",
+        "handles",
         "plan",
         "pools",
         "queued",
@@ -58,6 +61,11 @@ class Frame:
         self.plan = plan
         self.requests = requests
         """The lanes' requests, in lane order."""
+        steps, rows = plan.steps, plan.graph.rows
+        self.handles = [step.handle for step in steps]
+        self.ceilings = [step.output_ceiling for step in steps]
+        self.advances = [ceiling if ceiling < rows else rows for ceiling in self.ceilings]
+        """Most output tokens of each lane; its ceiling may exceed all the rows that there are."""
         self.shares = shares
         """Its participants: those present at commit, selected or not."""
         self.pools = pools
