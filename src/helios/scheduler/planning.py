@@ -61,7 +61,7 @@ def plan(state: State) -> ScheduledPlan | None:
     if needs_empty and running is not None:
         # A lower-valued frame that could be queued now must not displace this winner.
         return None
-    found = ScheduledPlan(
+    standing.planned = ScheduledPlan(
         graph_index=graph_index,
         graph=graph,
         steps=with_pages(state, steps_of(candidate, graph.kind, state.speculation.mode)),
@@ -75,8 +75,7 @@ def plan(state: State) -> ScheduledPlan | None:
         prefill_row=candidate.prefill_row,
         explanation=partial(_score, state.decision, candidate, costs.ttl_ns),
     )
-    standing.planned = found, [lane.request for lane in candidate.cohort]
-    return found
+    return standing.planned
 
 
 def explain(state: State) -> tuple[CandidateScore, ...]:

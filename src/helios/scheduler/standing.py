@@ -140,8 +140,8 @@ class Standing:
         """Of every request whose prompt is not consumed; None while nothing is measured."""
         self.tenancies = self._tenancies() if has_tenants else {}
         """The participants with a tenant, in the order of its first one."""
-        self.planned: tuple[ScheduledPlan, list[Request]] | None = None
-        """The last plan of this state version, with the requests of its lanes."""
+        self.planned: ScheduledPlan | None = None
+        """The last plan of this state version."""
 
     def _mean_cached_tokens(self) -> list[float]:
         """Return, by graph kind, the mean cached length of the rows that would be served."""

@@ -71,10 +71,11 @@ def _planned_lanes(state: State, plan: ScheduledPlan) -> list[Request] | None:
     plan, also for an equal one.
     """
     version, standing = state.memo
-    if standing is None or standing.planned is None or version != state.version:
+    if standing is None or standing.planned is not plan or version != state.version:
         return None
-    planned, requests = standing.planned
-    return requests if planned is plan else None
+    assert state.decision is not None, "a plan is made by a decision"
+    assert state.decision.selected is not None, "a plan has a candidate"
+    return [lane.request for lane in state.decision.selected.candidate.cohort]
 
 
 def _checked_lanes(state: State, plan: ScheduledPlan) -> list[Request]:
