@@ -1,0 +1,3 @@
+"""The baselines by name."""
+
+from __future__ import annotations
