@@ -39,7 +39,7 @@ from scheduling_sim.baselines.completion import Frame, advance, check_records
 from scheduling_sim.baselines.memory import Memory
 from scheduling_sim.baselines.policy import Lane, Policy
 from scheduling_sim.baselines.requests import Request, RequestTable
-from scheduling_sim.baselines.seating import CoreView, fill
+from scheduling_sim.baselines.seating import CoreView, fill, is_short
 from scheduling_sim.baselines.shapes import Fit, Shapes
 
 MAX_FRAMES = 2
@@ -140,7 +140,10 @@ class BaselineCore:
     def offer_terminal(self, handle: RequestHandle, key: bytes) -> bool:
         """Offer the key of an ended request's state; the prefix cache keeps its whole pages."""
         request = self._ended_request(handle)
-        return self._memory.remember(request, key, self.terminal_endpoint(handle))
+        is_kept = self._memory.remember(request, key, self.terminal_endpoint(handle))
+        if self._shapes.is_free:
+            self._leave(request)
+        return is_kept
 
     def _ended_request(self, handle: RequestHandle) -> Request:
         request = self._table.live(handle)
@@ -187,6 +190,9 @@ class BaselineCore:
         if seats and not self._shapes.is_free and self._seat(seats):
             return []
         residents = [lane for lane in lanes if lane.request.row >= 0]
+        if not self._shapes.is_free and self._frames and is_short(residents, self._memory):
+            # Rows of a prepared catalog keep their pages up to their last frame's end.
+            return []
         filled, victims = fill(residents, self._resident.values(), self._memory, self.policy.rank)
         for victim in victims:
             self._preempt(victim)
@@ -280,7 +286,7 @@ class BaselineCore:
         self, fit: Fit, steps: Sequence[ScheduledStep], *, prefill_row: int
     ) -> ScheduledPlan:
         return ScheduledPlan(
-            graph_index=fit.index,
+            graph_index=fit.number,
             graph=fit.graph,
             steps=tuple(steps),
             estimated_duration_ns=0,
@@ -403,19 +409,26 @@ class BaselineCore:
         return self._frames[0]
 
     def _end(self, request: Request) -> None:
-        """End a response: pages come back at once, the row with the retirement."""
+        """End a response: a prepared row keeps what it owns until its retirement.
+
+        Free shape gives pages back at once, and releases at once unless a frame or the offer of
+        the state is still to come.
+        """
+        is_free = self._shapes.is_free
         if request.phase is Phase.WAITING:
             self._table.leave_line(request)
-            if request.in_flight == 0 and not self._shapes.is_free:
+            if request.in_flight == 0:
                 self._table.release(request)
                 return
             request.row = self._memory.take_row()
             self._resident[request.handle] = request
-        elif not request.is_leaving:
+        elif is_free:
             self._memory.free_pages(request)
         self._unbound.pop(request.handle, None)
         request.phase, request.is_leaving = Phase.TERMINAL, False
         self._ended[request.handle] = request
+        if is_free and self._memory.cache is None:
+            self._leave(request)
 
     def _drop(self, request: Request) -> None:
         """Let a cancelled request go: at once, or after its last frame."""

@@ -4,8 +4,9 @@ After Orca (Yu et al., OSDI 2022): iteration-level scheduling, and selective bat
 whole prompts and single output tokens share an iteration. A request is admitted first come, first
 served, when a place in the batch and all the memory that it may ever need are free.
 
-Simplified: on a prepared catalog one prompt runs at a time, in as many chunks as the largest graph
-asks for, beside the decoders where a mixed graph holds both, and alone where none does.
+Simplified: a step has no more tokens than the largest prepared graph or the engine's limit, so that
+a longer prompt takes several. On a prepared catalog one prompt runs at a time, beside the decoders
+where a mixed graph holds both, and alone where none does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduling_sim.baselines.policy import Lane, Rank, Served, View
+from scheduling_sim.baselines.prompting import prompt_lanes
 from scheduling_sim.baselines.requests import Request
 
 
@@ -30,20 +32,10 @@ class Fcfs:
         """Nothing is learned."""
 
     def choose(self, view: View) -> Sequence[Lane]:
-        """Return all decoders and the whole prompts of those who come next."""
-        prompts = [*view.prompts[: view.prompts_per_step]]
-        for request in view.seats():
-            if len(prompts) >= view.prompts_per_step:
-                break
-            prompts.append(request)
-        decoders = view.decoders[: view.lanes - len(prompts)]
-        room = view.prompt_room(len(decoders))
-        if prompts and not room:
-            decoders, room = [], view.prompt_room(0)
-        lanes = [Lane(request) for request in decoders]
-        for request in prompts:
-            chunk = min(room, view.prompt_left(request))
-            if chunk > 0:
-                lanes.append(Lane(request, chunk))
-                room -= chunk
-        return lanes
+        """Return the prompts of those whose turn it is, and all decoders that fit beside them."""
+        decoders = view.decoders[: view.lanes]
+        beside = view.prompt_room(len(decoders))
+        prompts = prompt_lanes(view, view.prompts, view.seats(), beside or view.prompt_room(0))
+        if prompts and not beside:
+            return prompts
+        return [Lane(request) for request in decoders] + prompts

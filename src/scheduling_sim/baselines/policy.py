@@ -52,6 +52,8 @@ class View(Protocol):
     """Most tokens of one step."""
     prompts_per_step: int
     """Most prompt lanes of one step."""
+    seats_first: bool
+    """Seats are taken by a step of their own, before anything else that is chosen with them."""
     after_prompt: bool
     """The last step consumed prompt tokens."""
 

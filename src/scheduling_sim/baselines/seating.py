@@ -27,6 +27,7 @@ class CoreView:
         "now_ns",
         "prompts",
         "prompts_per_step",
+        "seats_first",
         "waiting",
     )
 
@@ -45,6 +46,7 @@ class CoreView:
         self.lanes = shapes.lanes
         self.budget_tokens = shapes.budget_tokens
         self.prompts_per_step = shapes.prompts_per_step
+        self.seats_first = not shapes.is_free
         self.after_prompt = after_prompt
         self._memory = memory
         self._shapes = shapes
@@ -111,9 +113,8 @@ def fill(
     Lanes get theirs in order of rank; for want of pages the resident of the largest rank that has
     not got any in this step leaves, be it the one that asks. The smallest rank always advances.
     """
-    missing = sum(max(0, memory.missing(lane.request, _extent(lane))) for lane in lanes)
-    if missing <= memory.pool.free:
-        if missing:
+    if not is_short(lanes, memory):
+        if memory.grows:
             for lane in lanes:
                 memory.grow(lane.request, _extent(lane))
         return list(lanes), []
@@ -130,6 +131,14 @@ def fill(
         if lane.request not in victims:
             served.add(lane.request)
     return [lane for lane in lanes if lane.request in served], victims
+
+
+def is_short(lanes: Sequence[Lane], memory: Memory) -> bool:
+    """Tell whether the lanes need more pages than are free."""
+    if not memory.grows:
+        return False
+    missing = sum([max(0, memory.missing(lane.request, _extent(lane))) for lane in lanes])
+    return missing > memory.pool.free
 
 
 def _extent(lane: Lane) -> int:

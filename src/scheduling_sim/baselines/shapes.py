@@ -27,7 +27,7 @@ FREE_GRAPH: Final = GraphDescriptor(
 class Fit(NamedTuple):
     """The graph that a step runs in."""
 
-    index: int
+    number: int
     graph: GraphDescriptor
 
 
@@ -212,4 +212,4 @@ class PreparedShapes:
 
 def _size(fit: Fit) -> tuple[int, int]:
     """Order graphs by the token positions that they compute, then by index."""
-    return fit.graph.rows + fit.graph.prefill_capacity, fit.index
+    return fit.graph.rows + fit.graph.prefill_capacity, fit.number
