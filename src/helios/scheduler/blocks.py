@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from helios.scheduler.geometry import Flags, Integers
+from helios.scheduler.lanes import Lanes
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane
 
@@ -38,7 +39,7 @@ class Candidate(NamedTuple):
     negative_served: int
     graph_index: int
     duration_ms: float
-    lanes: Sequence[Lane]
+    lanes: Lanes
     """The sorted lanes that the cohort is a prefix of."""
     age_slope: float
     """Age credit that each served stream gains per ms of the graph's duration."""

@@ -28,6 +28,7 @@ from helios.scheduler.rounds import (
     lanes_of,
     program_yields,
     tops_by_width,
+    tops_of_all,
     yields_of,
 )
 from helios.scheduler.streams import (
@@ -38,7 +39,7 @@ from helios.scheduler.streams import (
     ranked,
     running_sums,
 )
-from helios.scheduler.utility import Estimates, Lane, View
+from helios.scheduler.utility import Estimates, Lane, View, Yields
 
 
 class Scene(NamedTuple):
@@ -61,14 +62,20 @@ class Scene(NamedTuple):
     estimates: Estimates | None
 
 
+def placed_yields(view: View, streams: Streams) -> list[Yields]:
+    """Return what rounds are expected to commit, in the order of the streams; the view keeps what
+    had to be read for it."""
+    if view.yields is None:
+        programs = view.shapes.geometry.generating
+        view.yields = yields_of(view.decoders, programs, view.estimates)
+    alpha = view.policy.adaptive_verification_alpha
+    return [variant.placed(streams.place, alpha) for variant in view.yields]
+
+
 def scene_of(view: View, streams: Streams, *, slope: float, waiting: float) -> Scene:
     """Price every stream's lane in every class of the catalog."""
     programs, estimates = view.shapes.geometry.generating, view.estimates
-    alpha = view.policy.adaptive_verification_alpha
-    found = view.yields
-    if found is None:
-        found = yields_of(view.decoders, programs, estimates)
-    yields = [variant.placed(streams.place, alpha) for variant in found]
+    yields = placed_yields(view, streams)
     is_inexact = not all(variant.is_exact for variant in yields)
     inexact = programs.no_classes
     if is_inexact:
@@ -227,7 +234,8 @@ class Generation:
         always is, no smaller cohort has more than the largest.
         """
         scene, table, lanes = self._scene, self._scene.table, self._lanes[entries]
-        known_ms, tops = self.known_ms[entries], _tops_of_all(scene, self._programs)
+        known_ms = self.known_ms[entries]
+        tops = tops_of_all(table.tokens, scene.streams.token, self._programs)
         spare = np.minimum(self._programs.packed[entries] - lanes, len(tops) - 2)
         sums = table.sums[0]
         extra, pending = tops[spare], sums[lanes]
@@ -466,28 +474,6 @@ class Generation:
             -1 if prompt is None else 0,
             bool(programs.prompt[entry]),
         )
-
-
-def _tops_of_all(scene: Scene, programs: Generating) -> Floats:
-    """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant.
-
-    The last two sums are equal: then nothing is left to add.
-    """
-    tokens, widest = scene.table.tokens, max(programs.widths[v] for v in programs.ragged_variants)
-    gains = np.zeros((widest - 1, tokens.shape[1]))
-    for variant in programs.ragged_variants:
-        first, last = programs.first_class[variant], programs.widths[variant] - 1
-        own = gains[:last]
-        np.maximum(
-            own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], out=own
-        )
-    gains *= scene.streams.token
-    rising = gains.ravel()
-    rising.sort()
-    sums = np.zeros(len(rising) + 2)
-    np.add.accumulate(rising[::-1], out=sums[1:-1])
-    sums[-1] = sums[-2]
-    return sums
 
 
 def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:

@@ -86,6 +86,14 @@ class EvenLanes(NamedTuple):
     """Proposals of each lane."""
     copies: Flags | None
     """Which programs take copied proposals; None where none does."""
+    counts: Integers
+    """`lanes` as integers."""
+    is_tight: Flags
+    """P holds fewer rows than full lanes of everyone who is served."""
+    free: Integers
+    """Places of the other programs."""
+    sizes: Integers
+    """1, 2, ... up to all streams."""
 
 
 class Geometry:
@@ -146,7 +154,16 @@ class Geometry:
             lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
             is_copy = np.array([source is ProposalSource.COPY for source, _ in programs.variants])
             copies = is_copy[programs.variant] if is_copy.any() else None
-            found = self._even[streams] = EvenLanes(lanes.astype(np.float64), lengths - 1, copies)
+            is_tight = lanes * programs.width > programs.packed
+            found = self._even[streams] = EvenLanes(
+                lanes.astype(np.float64),
+                lengths - 1,
+                copies,
+                lanes,
+                is_tight,
+                np.flatnonzero(~is_tight),
+                np.arange(1, streams + 1),
+            )
         return found
 
     def _capacities(self) -> tuple[Integers, Integers, Integers, Integers]:

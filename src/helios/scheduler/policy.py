@@ -7,17 +7,16 @@ less recently used requests, smaller physical padding, and last the catalog's or
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
 
-from helios.scheduler.blocks import Block, Candidate, Terms, rank_key
+from helios.scheduler.blocks import Block, Candidate, Listed, Terms, rank_key
 from helios.scheduler.candidates import (
     generating_blocks,
     listed_blocks,
-    scene_of_view,
     single_blocks,
     undominated,
     waiting_price,
@@ -25,7 +24,8 @@ from helios.scheduler.candidates import (
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
-from helios.scheduler.generation import Generation, scene_of
+from helios.scheduler.generation import Generation, Scene, placed_yields, scene_of
+from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.plan import (
     CandidateScore,
@@ -35,8 +35,11 @@ from helios.scheduler.plan import (
     SelectionReason,
 )
 from helios.scheduler.records import Phase
+from helios.scheduler.requests import Request
+from helios.scheduler.screening import Screening, can_screen
 from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
+from helios.scheduler.streams import Streams, streams_of
 from helios.scheduler.utility import Lane, Units, View, units_of
 
 __all__ = ["Decision", "best_of", "rank_key"]
@@ -44,7 +47,7 @@ __all__ = ["Decision", "best_of", "rank_key"]
 STREAM_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 """Kinds that serve streams alone."""
 
-_NEEDS_FEEDBACK = attrgetter("request.needs_feedback")
+_NEEDS_FEEDBACK = attrgetter("needs_feedback")
 _WINDOW = attrgetter("window")
 """A window is a tuple of three numbers, so it is true."""
 
@@ -62,18 +65,62 @@ QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 class Decision:
     """All candidates of one view, comparable in one scale; the best one is `winner`."""
 
-    __slots__ = ("blocks", "scene", "units", "view", "waiting", "winner")
+    __slots__ = ("_blocks", "_scene", "_streams", "units", "view", "waiting", "winner")
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.units: Units = units_of(view)
         self.waiting = waiting_price(view, self.units)
-        self.scene = scene = scene_of_view(view, self.units, self.waiting)
-        self.blocks: list[Block] = single_blocks(scene, self.units)
-        self.blocks += preparing_blocks(scene, self.units)
-        self.winner: Candidate | None = None
-        if self.blocks:
-            self.winner = Selection(self.blocks, view.shapes.geometry).winner()
+        self._blocks: list[Block] | None = None
+        self._scene: Scene | None = None
+        self._streams: Streams = streams_of(view, self.units, view.decode_interval_ms())
+        geometry = view.shapes.geometry
+        best = self._screened()
+        if best is None:
+            blocks = self.blocks
+            self.winner = Selection(blocks, geometry).winner() if blocks else None
+            return
+        self.winner = best
+        if view.terminals or view.prefilling:
+            others = listed_blocks(view, self.units, self.waiting)
+            self.winner = Selection([Listed([best]), *others], geometry).winner()
+
+    def _screened(self) -> Candidate | None:
+        """Return the best candidate of decoders alone where a screening finds it, and where nothing
+        competes with it but retirement and prefill."""
+        view, shapes = self.view, self.view.shapes
+        if not view.decoders or view.initializing or view.blocked:
+            return None
+        if view.prefilling and len(shapes.geometry.mixed.graph):
+            return None
+        if view.terminals and shapes.by_kind[GraphKind.SNAPSHOT]:
+            return None
+        yields = placed_yields(view, self._streams)
+        if not can_screen(view, self._streams, yields):
+            return None
+        return Screening(
+            view, self._streams, yields, slope=self._slope(), waiting=self.waiting
+        ).winner()
+
+    def _slope(self) -> float:
+        return self.units.age * (self.view.decode_interval_ms() or 0.0)
+
+    @property
+    def scene(self) -> Scene:
+        """What the blocks share, made when asked for from what the decision has read."""
+        if self._scene is None:
+            self._scene = scene_of(
+                self.view, self._streams, slope=self._slope(), waiting=self.waiting
+            )
+        return self._scene
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every program of every family, made when asked for."""
+        if self._blocks is None:
+            self._blocks = single_blocks(self.scene, self.units)
+            self._blocks += preparing_blocks(self.scene, self.units)
+        return self._blocks
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -168,7 +215,15 @@ def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bo
     """Tell whether the candidate depends on the completion of everything submitted before it."""
     if not is_fresh or not is_queueable(view.shapes.catalog.graphs[candidate.graph_index]):
         return True
-    return any(map(_NEEDS_FEEDBACK, candidate.cohort))
+    return any(map(_NEEDS_FEEDBACK, requests_of(candidate)))
+
+
+def requests_of(candidate: Candidate) -> Sequence[Request]:
+    """Return the requests of a candidate's cohort, in the order of its lanes."""
+    lanes = candidate.lanes
+    if isinstance(lanes, DeferredLanes):
+        return lanes.requests
+    return [lane.request for lane in candidate.cohort]
 
 
 def _terms_of(decision: Decision, candidate: Candidate) -> Terms:
@@ -225,12 +280,20 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     """Freeze a winner's cohort into the lanes of a plan of `kind`."""
     if kind is GraphKind.MIXED:
         return _mixed_steps(candidate, mode)
-    cohort = candidate.cohort
-    # Columns of `Lane`, because a look-up per lane and field costs more than all of them together.
-    *_, requests, _, _, _, prompts, ceilings, expected = zip(*cohort, strict=True)
+    lanes, count = candidate.lanes, candidate.served
+    requests: Sequence[Request]
+    prompts: Iterable[int]
+    ceilings: Sequence[int]
+    expected: Sequence[float]
+    if isinstance(lanes, DeferredLanes):
+        requests, prompts = lanes.requests, repeat(0, count)
+        ceilings, expected = lanes.ceilings, lanes.tokens
+    else:
+        # Columns of `Lane`: a look-up per lane and field costs more than all of them together.
+        columns = zip(*candidate.cohort, strict=True)
+        *_, requests, _, _, _, prompts, ceilings, expected = columns
     if kind in STAGE_KINDS or any(map(_WINDOW, requests)):
-        return tuple([_staged_step(lane, kind) for lane in cohort])
-    count = len(cohort)
+        return tuple([_staged_step(lane, kind) for lane in candidate.cohort])
     if kind in STREAM_KINDS:
         # `position_after`, without a call for each: all of them have output.
         positions = [

@@ -157,12 +157,27 @@ def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
     """Return the lanes of a cohort, the most valuable first."""
     table, members = pricing.table, cohort.members
     classes = pricing.class_of(cohort.lengths)
-    tokens, values = table.tokens[classes, members], table.values[classes, members]
     # A device is given ceilings: how it shares its rows is only expected here.
     ceilings = cohort.lengths if pricing.by is None else table.lengths[pricing.lane_class, members]
+    lanes = lanes_in_order(
+        streams,
+        members,
+        table.tokens[classes, members],
+        table.values[classes, members],
+        ceilings.tolist(),
+    )
+    if not cohort.is_prefix:
+        lanes.sort(key=_place)
+    return lanes
+
+
+def lanes_in_order(
+    streams: Streams, members: Integers, tokens: Floats, values: Floats, ceilings: Sequence[int]
+) -> list[Lane]:
+    """Return the lanes of some streams, in the order in which everything is given."""
     chosen = members.tolist()
     nothing = [0] * len(chosen)
-    lanes = list(
+    return list(
         map(
             _NEW_LANE,
             zip(
@@ -175,15 +190,12 @@ def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
                 streams.delivery[members].tolist(),
                 streams.age[members].tolist(),
                 nothing,
-                ceilings.tolist(),
+                ceilings,
                 tokens.tolist(),
                 strict=True,
             ),
         )
     )
-    if not cohort.is_prefix:
-        lanes.sort(key=_place)
-    return lanes
 
 
 def _place(lane: Lane) -> tuple[float, int, int]:
@@ -200,6 +212,29 @@ def tops_by_width(streams: Streams, table: LaneTable, first: int, widest: int) -
     rising = np.where(shallow, tokens * streams.token, 0.0).reshape(widest, -1)
     rising.sort(axis=1)
     return running_sums(rising[:, ::-1])
+
+
+def tops_of_all(tokens: Floats, token_values: Floats, programs: Generating) -> Floats:
+    """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant.
+
+    `tokens` [classes, n] are those of a lane table. The last two sums are equal: then nothing is
+    left to add.
+    """
+    widest = max(programs.widths[v] for v in programs.ragged_variants)
+    gains = np.zeros((widest - 1, tokens.shape[1]))
+    for variant in programs.ragged_variants:
+        first, last = programs.first_class[variant], programs.widths[variant] - 1
+        own = gains[:last]
+        np.maximum(
+            own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], out=own
+        )
+    gains *= token_values
+    rising = gains.ravel()
+    rising.sort()
+    sums = np.zeros(len(rising) + 2)
+    np.add.accumulate(rising[::-1], out=sums[1:-1])
+    sums[-1] = sums[-2]
+    return sums
 
 
 class Frontier:

@@ -80,6 +80,24 @@ def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
     return LaneTable(tokens, values, lengths, order, running_sums(falling), rows, fewest)
 
 
+def lane_values(
+    streams: Streams, yields: Sequence[Yields]
+) -> tuple[Floats, Integers | None, Floats]:
+    """Return the tokens, lengths and values of a lane table, without any order.
+
+    Lengths are None where every lane has the width of its class.
+    """
+    lengths: Integers | None = None
+    if len(yields) == 1 and not yields[0].gains.shape[1]:
+        tokens = np.ones((1, len(streams.requests)))
+        return tokens, lengths, (streams.token + streams.delivery + streams.age)[None, :]
+    if is_unlimited(yields):
+        tokens = _full_tokens(yields)
+    else:
+        tokens, lengths = expected_tokens(yields)
+    return tokens, lengths, _values(streams, tokens)
+
+
 class _Frame(NamedTuple):
     """What depends on the number of streams alone while no limit shortens a lane; read only."""
 

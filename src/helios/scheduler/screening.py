@@ -1,0 +1,250 @@
+"""The best program of a decision among decoders alone, without pricing every program exactly.
+
+Bounds that hold in floating point rule out nearly all programs: a bound is the exact formula on
+values that are no smaller, and rounding is monotone. What is left is scored by the very operations
+of generation.py, in their order, so that scores, ties and candidates are the same bit for bit.
+Where this cannot decide it says so, and the general path compares everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from helios.scheduler.blocks import Candidate, rank_key, rate_of
+from helios.scheduler.config import DecodeMode
+from helios.scheduler.dominance import is_dominated
+from helios.scheduler.geometry import EvenLanes, Generating, Integers
+from helios.scheduler.lanes import DeferredLanes
+from helios.scheduler.rounds import lanes_in_order, tops_of_all
+from helios.scheduler.streams import Floats, Streams, lane_values, ranked
+from helios.scheduler.utility import Lane, View, Yields
+
+ROOM = 1.0 + 1e-12
+"""What a bound of a sum of up to 64 values and credits is multiplied by: another order of adding
+them moves it by less than 1e-13 of itself."""
+
+
+class _Row(NamedTuple):
+    """The lanes of one class; arrays [n] unless said."""
+
+    tokens: Floats
+    values: Floats
+    lengths: Integers | None
+    """None where every lane has the width of the class."""
+    order: Integers
+    """Streams by value, the best first."""
+    sums: Floats
+    """Values of the best 0, 1, ... n lanes [n + 1]."""
+
+
+class Screening:
+    """The programs that serve decoders alone, by bounds; every measured one has a duration."""
+
+    __slots__ = (
+        "_credit",
+        "_even",
+        "_half_waiting",
+        "_known_ms",
+        "_lengths",
+        "_programs",
+        "_rows",
+        "_scores",
+        "_slope",
+        "_streams",
+        "_tokens",
+        "_tops",
+        "_values",
+        "_view",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        view: View,
+        streams: Streams,
+        yields: Sequence[Yields],
+        *,
+        slope: float,
+        waiting: float,
+    ) -> None:
+        geometry = view.shapes.geometry
+        self._view, self._streams, self._slope, self._waiting = view, streams, slope, waiting
+        self._programs: Generating = geometry.generating
+        self._even: EvenLanes = geometry.even_lanes(len(streams.requests))
+        self._known_ms: Floats = view.durations.take(self._programs.graph)
+        self._tokens, self._lengths, self._values = lane_values(streams, yields)
+        self._rows: dict[int, _Row] = {}
+        """Lane classes that were sorted."""
+        self._scores: dict[int, float] = {}
+        """Exact scores by program."""
+        self._tops: dict[int, Floats] = {}
+        """Sums of the 0, 1, ... largest marginals, by lane class."""
+        # The products of the exact score, in its order.
+        self._credit: Floats = self._even.lanes * slope * self._known_ms
+        self._half_waiting: Floats = 0.5 * self._known_ms * waiting
+
+    def winner(self) -> Candidate | None:
+        """Return the first candidate by rank; None where only the general path can tell."""
+        bounds, even = self._bounds(), self._even
+        free = even.free
+        if not len(free):
+            return None
+        first = int(free[bounds.take(free).argmax()])
+        best = self._score(first)
+        left = (bounds >= best).nonzero()[0]
+        packed = []
+        for place in left.tolist():
+            if even.is_tight[place]:
+                packed.append(place)
+            else:
+                best = max(best, self._score(place))
+        if packed and not self._are_beaten(packed, best):
+            return None
+        tied = [place for place, score in self._scores.items() if score == best]
+        if len(tied) > 1:
+            keys = [(float(self._known_ms[i]), -float(even.lanes[i])) for i in tied]
+            least = min(keys)
+            tied = [place for place, key in zip(tied, keys, strict=True) if key == least]
+        found = [self._candidate(place, best) for place in tied]
+        winner = found[0] if len(found) == 1 else min(found, key=rank_key)
+        return None if is_dominated(self._view.shapes.geometry, winner) else winner
+
+    def _bounds(self) -> Floats:
+        """Return a bound of every program's score: no lane is worth more than the best of its class
+        at full length, and no cohort more than everybody."""
+        programs, values, known_ms = self._programs, self._values, self._known_ms
+        if len(values) == 1:
+            bounds = self._row(0).sums.take(self._even.counts)
+            bounds += self._credit
+        else:
+            totals = np.add.reduce(values, axis=1)
+            bounds = self._even.lanes * values.max(axis=1).take(programs.lane_class)
+            np.minimum(bounds, totals.take(programs.lane_class), out=bounds)
+            bounds += self._credit
+            bounds *= ROOM
+        bounds /= known_ms
+        bounds -= self._half_waiting
+        return bounds
+
+    def _row(self, lane_class: int) -> _Row:
+        found = self._rows.get(lane_class)
+        if found is None:
+            values = self._values[lane_class]
+            lengths = None if self._lengths is None else self._lengths[lane_class]
+            if lengths is None:
+                order: Integers = (-values).argsort(kind="stable")
+            else:
+                order = ranked(values[None, :], lengths[None, :], self._streams.used)[0]
+            sums = np.zeros(len(values) + 1)
+            np.add.accumulate(values.take(order), out=sums[1:])
+            found = _Row(self._tokens[lane_class], values, lengths, order, sums)
+            self._rows[lane_class] = found
+        return found
+
+    def _score(self, place: int) -> float:
+        """Return the exact score of a program that P does not constrain."""
+        score = self._scores.get(place)
+        if score is None:
+            lanes, duration_ms = int(self._even.lanes[place]), float(self._known_ms[place])
+            value = float(self._row(int(self._programs.lane_class[place])).sums[lanes])
+            value += lanes * self._slope * duration_ms
+            score = self._scores[place] = rate_of(value, duration_ms, self._waiting)
+        return score
+
+    def _are_beaten(self, places: list[int], best: float) -> bool:
+        """Tell whether programs that P constrains all stay below the best score.
+
+        k lanes have at most the k largest pending values and the P - k largest marginals. That is
+        concave in k, so where the last lane's pending row is worth more than one more marginal, no
+        smaller cohort has more than the largest.
+        """
+        programs, lanes = self._programs, self._even.counts[places]
+        tops = tops_of_all(self._tokens, self._streams.token, programs)
+        spare = np.minimum(programs.packed[places] - lanes, len(tops) - 2)
+        sums = self._row(0).sums
+        extra, pending = tops[spare], sums[lanes]
+        bounds = (pending + extra + self._credit[places]) * ROOM
+        bounds = bounds / self._known_ms[places] - self._half_waiting[places]
+        last = pending - sums[lanes - 1] + self._slope * self._known_ms[places]
+        is_open = (bounds >= best) | (last < tops[spare + 1] - extra)
+        left = is_open.nonzero()[0].tolist()
+        return all(self._is_beaten(places[index], best) for index in left)
+
+    def _is_beaten(self, place: int, best: float) -> bool:
+        """Tell the same of one program, by the marginals of its own class and every size."""
+        programs, lanes = self._programs, int(self._even.counts[place])
+        lane_class, packed = int(programs.lane_class[place]), int(programs.packed[place])
+        tops = self._tops.get(lane_class)
+        if tops is None:
+            first = programs.first_class[int(programs.variant[place])]
+            gains = self._tokens[first + 1 : lane_class + 1] - self._tokens[first:lane_class]
+            rising = (gains * self._streams.token).ravel()
+            rising.sort()
+            tops = self._tops[lane_class] = np.zeros(len(rising) + 1)
+            np.add.accumulate(rising[::-1], out=tops[1:])
+        sizes = self._even.sizes[:lanes]
+        bounds = tops.take(packed - sizes, mode="clip")
+        bounds += self._row(0).sums[1 : lanes + 1]
+        np.minimum(bounds, self._row(lane_class).sums[1 : lanes + 1], out=bounds)
+        duration_ms = float(self._known_ms[place])
+        bounds += self._slope * duration_ms * sizes
+        value = float(bounds[bounds.argmax()]) * ROOM
+        return rate_of(value, duration_ms, self._waiting) < best
+
+    def _candidate(self, place: int, score: float) -> Candidate:
+        """Return the candidate of a program that P does not constrain."""
+        programs, streams = self._programs, self._streams
+        lane_class, served = int(programs.lane_class[place]), int(self._even.lanes[place])
+        row, width = self._row(lane_class), int(programs.width[place])
+        chosen = row.order[:served]
+        members, lengths = chosen.tolist(), row.lengths
+        requests = streams.requests
+        lanes = DeferredLanes(
+            [requests[member] for member in members],
+            [width] * served if lengths is None else lengths.take(chosen).tolist(),
+            row.tokens.take(chosen).tolist(),
+            partial(_lanes_of, streams, row, width),
+        )
+        duration_ms, used = float(self._known_ms[place]), sum(lanes.ceilings)
+        capacity = int(programs.packed[place])
+        if programs.prompt[place]:
+            capacity = int(programs.prompt[place]) + (int(programs.batch[place]) - 1) * width
+        return Candidate(
+            True,
+            -score,
+            duration_ms,
+            -served,
+            int(programs.graph[place]),
+            duration_ms,
+            lanes,
+            self._slope,
+            capacity - used,
+            None,
+            0.0,
+            None,
+            -1,
+            bool(programs.prompt[place]),
+        )
+
+
+def can_screen(view: View, streams: Streams, yields: Sequence[Yields]) -> bool:
+    """Tell whether bounds of lane classes decide: durations are known, and classes mean the same
+    for all programs and all streams."""
+    geometry = view.shapes.geometry
+    programs = geometry.generating
+    if not streams.requests or streams.shares is not None:
+        return False
+    if programs.has_ragged and view.shapes.speculation.mode is DecodeMode.FIXED:
+        return False
+    least = view.durations.take(programs.graph)
+    return bool(least[least.argmin()] > 0.0) and all(each.is_exact for each in yields)
+
+
+def _lanes_of(streams: Streams, row: _Row, width: int) -> Sequence[Lane]:
+    order = row.order
+    lengths = [width] * len(order) if row.lengths is None else row.lengths[order].tolist()
+    return lanes_in_order(streams, order, row.tokens[order], row.values[order], lengths)

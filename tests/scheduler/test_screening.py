@@ -1,0 +1,111 @@
+"""The screening of decoders against the general comparison of every program, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from helios.scheduler import Catalog, DecodeMode, PolicyConfig, SpeculationConfig
+from helios.scheduler.blocks import Candidate
+from helios.scheduler.plan import ScheduledStep
+from helios.scheduler.policy import Decision, steps_of
+from helios.scheduler.selection import Selection
+from helios.scheduler.utility import View
+from tests.scheduler.oracles.generation import Decoder, World
+from tests.scheduler.test_generation import BASE, CATALOGS, random_world, view_of
+from tests.support.catalogs import descriptor
+
+WIDE = (
+    *BASE,
+    *(f"speculative-b{b}-d{w - 1}-w{w}" for b in (1, 4, 16, 64) for w in (1, 2, 4)),
+    *(f"speculative-b{b}-d{w - 1}-w{w}-p{b * (w + 1) // 2}" for b in (4, 16, 64) for w in (2, 4)),
+    *(f"speculative-b{b}-d3-w4-p{b * 2}-device" for b in (4, 16, 64)),
+    *(f"mixed-b{b}-d0-w1-c64" for b in (4, 16)),
+)
+PLAIN = (*BASE, *(f"decode-b{b}" for b in range(1, 65)), "mixed-b16-w1-c64")
+LARGE = {
+    "plain": (Catalog.of([descriptor(name) for name in PLAIN]), SpeculationConfig()),
+    "wide": (
+        Catalog.of([descriptor(name) for name in WIDE]),
+        SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+    ),
+}
+
+
+def exactly(candidate: Candidate | None, view: View) -> tuple[object, ...]:
+    """Every word of a candidate, its lanes and its steps, with every bit of its numbers."""
+    if candidate is None:
+        return ()
+    kind = view.shapes.catalog.graphs[candidate.graph_index].kind
+    steps: tuple[ScheduledStep, ...] = steps_of(candidate, kind, DecodeMode.ADAPTIVE)
+    return (repr(candidate[:6]), repr(candidate[7:]), repr(list(candidate.lanes)), repr(steps))
+
+
+def is_screened(view: View) -> bool:
+    """Compare a decision with the general path; tell whether it was decided without it."""
+    decision = Decision(view)
+    found = exactly(decision.winner, view)
+    screened = decision._blocks is None
+    blocks = decision.blocks
+    winner = Selection(blocks, view.shapes.geometry).winner() if blocks else None
+    assert found == exactly(winner, view)
+    return screened
+
+
+@pytest.mark.parametrize("mode", ["ordinary", "adaptive"])
+def test_small_worlds_full_of_ties(mode: str) -> None:
+    """Dyadic prices and durations, so that many scores are equal to the last bit."""
+    source, screened = random.Random(11), 0
+    for number in range(300):
+        world = random_world(source, mode, aged=number % 2 == 0)
+        if number % 3:
+            world = dataclasses.replace(world, prompts=())
+        if world.decoders or world.prompts:
+            screened += is_screened(view_of(world, CATALOGS[mode]))
+    assert screened > 25, "too few decisions were screened, so the comparison sees too little"
+
+
+def large_world(source: random.Random, mode: str) -> World:
+    """Draw a world of up to 64 streams with arbitrary prices, some near their last token."""
+    catalog, speculation = LARGE[mode]
+    count = source.choice([1, 3, 4, 5, 13, 16, 30, 64])
+    skill = source.random()
+    common = source.random() < 0.3
+    decoders = []
+    for index in range(count):
+        chances = [source.random() ** (1.0 - skill) for _ in range(3)]
+        survivals = (chances[0], chances[0] * chances[1], chances[0] * chances[1] * chances[2])
+        decoders.append(
+            Decoder(
+                arrival=index,
+                row=index,
+                last_used=source.choice([2, 2, 2, 1]),
+                token_price=7.25 if common else source.uniform(0.0, 30.0),
+                delivery_price=12.5 if common else source.uniform(0.0, 60.0),
+                age_ms=3.0 if common else source.uniform(0.0, 40.0),
+                limit=source.choice([2, 3, 500]) if source.random() < 0.1 else 500,
+                copies=0,
+                survivals=(0.8, 0.5, 0.25) if common else survivals,
+                copied=survivals,
+                forecast=survivals,
+                share=1.0,
+                is_trained=source.random() < 0.8,
+            )
+        )
+    base = source.choice([0.5, 20.0])
+    durations = tuple(
+        base + source.choice([0.02, 0.1]) * graph.rows + source.choice([0.0, 0.0, 0.3])
+        for graph in catalog.graphs
+    )
+    return World(tuple(decoders), (), catalog.graphs, durations, PolicyConfig(), speculation)
+
+
+@pytest.mark.parametrize("mode", LARGE)
+def test_up_to_sixty_four_streams(mode: str) -> None:
+    """Arbitrary numbers: bounds must rule out no program that wins by the last bit."""
+    source = random.Random(12)
+    worlds = [large_world(source, mode) for _ in range(60)]
+    screened = sum(is_screened(view_of(world, LARGE[mode][0])) for world in worlds)
+    assert screened > 30, "too few decisions were screened, so the comparison sees too little"
