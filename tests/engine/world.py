@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from helios.engine.admission import AdmissionRules
 from helios.engine.core import EngineCore, StepOutcome
@@ -19,7 +19,8 @@ from helios.engine.messages import (
 )
 from helios.engine.ports import DetokenizerFactory, Frame, FrameResult, LaneOutput
 from helios.engine.trace import TraceRecord
-from helios.scheduler import GraphKind, PolicyConfig, Scheduler
+from helios.scheduler import GraphKind, PolicyConfig, Scheduler, SpeculationConfig
+from tests.engine.folding import FoldingModel
 from tests.runtime.counting import (
     EOS,
     VOCABULARY,
@@ -28,6 +29,8 @@ from tests.runtime.counting import (
 )
 
 STEP_NS = 1_000_000
+
+Model = CountingModel | FoldingModel
 
 
 class VirtualClock:
@@ -41,7 +44,7 @@ class VirtualClock:
 class SimulatedExecutor:
     """Runs programs when their virtual time has come; two frames in flight."""
 
-    def __init__(self, model: CountingModel, clock: VirtualClock) -> None:
+    def __init__(self, model: Model, clock: VirtualClock) -> None:
         self._model = model
         self._clock = clock
         self._frames: deque[tuple[Frame, int]] = deque()
@@ -52,6 +55,10 @@ class SimulatedExecutor:
         """Graph name -> error of its next executions."""
         self.garbled: dict[str, tuple[LaneOutput, ...]] = {}
         """Graph name -> outputs to return instead."""
+        self.faults: tuple[type[Exception], ...] = (RuntimeError, AssertionError)
+        """What of a program's exceptions is the device's fault, not the test's."""
+        self.on_void: Callable[[Frame], None] | None = None
+        """Told of every frame that does not run."""
 
     def submit(self, frame: Frame) -> None:
         assert len(self._frames) < 2
@@ -74,13 +81,15 @@ class SimulatedExecutor:
         started_ns = max(self._free_ns, submitted_ns)
         lanes: tuple[LaneOutput, ...] = ()
         error = self.failing.get(name)
+        program = self._model.programs[frame.graph_index]
+        if error is not None and self.on_void is not None:
+            self.on_void(frame)
         if error is None:
             try:
-                program = self._model.programs[frame.graph_index]
                 program.load(frame)
                 program.replay()
                 lanes = program.read(frame)
-            except (RuntimeError, AssertionError) as fault:
+            except self.faults as fault:
                 error = str(fault)
         lanes = self.garbled.get(name, lanes)
         gap_ns = started_ns - self._free_ns if self._free_ns else 0
@@ -94,6 +103,8 @@ class SimulatedExecutor:
             finished_ns=finish_ns,
             host_gap_ns=gap_ns,
             error=error,
+            confidence=getattr(program, "confidence", None),
+            survival=getattr(program, "survival", None),
         )
 
     def wait(self, timeout_ns: int) -> FrameResult | None:
@@ -109,22 +120,29 @@ class World:
     def __init__(
         self,
         *,
-        model: CountingModel | None = None,
+        model: Model | None = None,
         waiting_limit: int = 1024,
         policy: PolicyConfig | None = None,
         detokenizers: DetokenizerFactory | None = None,
         traced: bool = False,
+        speculation: SpeculationConfig | None = None,
     ) -> None:
-        self.model = model or CountingModel()
+        self.model: Model = model or CountingModel()
         self.clock = VirtualClock()
         self.executor = SimulatedExecutor(self.model, self.clock)
+        if isinstance(self.model, FoldingModel):
+            self.executor.faults = (RuntimeError,)
+            self.executor.on_void = self.model.void
         self.events: list[EngineEvent] = []
         self.batches: list[list[EngineEvent]] = []
         self.records: list[TraceRecord] = []
         resources = self.model.resources
         resources = dataclasses.replace(resources, waiting_limit=waiting_limit)
         self.scheduler = Scheduler(
-            catalog=self.model.catalog, resources=resources, policy=policy or PolicyConfig()
+            catalog=self.model.catalog,
+            resources=resources,
+            policy=policy or PolicyConfig(),
+            speculation=speculation,
         )
         self.core = EngineCore(
             scheduler=self.scheduler,

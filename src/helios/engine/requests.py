@@ -212,6 +212,8 @@ class LiveRequest:
         ValueError when the scores leave a gap behind those already taken.
         """
         prompt, taken = self.accepted.prompt, self._scored_tokens
+        if taken == len(prompt):
+            return
         if position + 1 > taken:
             raise ValueError(
                 f"{self.request_id}: scores start at prompt token {position + 1}, expected {taken}"
