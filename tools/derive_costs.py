@@ -7,15 +7,12 @@ python tools/derive_costs.py ../shared/data --check    # tells whether they are 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from scheduling_sim.costs.attention import Skew
 from scheduling_sim.costs.llmservingsim import read_table
 from scheduling_sim.costs.models import PROFILES
-from scheduling_sim.costs.operators import OperatorTable
 from scheduling_sim.costs.shipped import encode, file_name
 
 DATA = Path(__file__).parent.parent / "src" / "scheduling_sim" / "costs" / "data"
@@ -30,14 +27,8 @@ def derive(originals: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of every document."""
     for name, profile in PROFILES.items():
         folder = originals / "llmservingsim" / "profiler" / "perf" / profile.folder
-        table = read_table(folder, profile.facts, link=profile.link)
-        if not profile.uneven:
-            table = _even(table)
+        table = read_table(folder, profile.facts, link=profile.link, uneven=profile.uneven)
         yield file_name(name), encode(table, LLMSERVINGSIM | {"folder": profile.folder})
-
-
-def _even(table: OperatorTable) -> OperatorTable:
-    return dataclasses.replace(table, attention=dataclasses.replace(table.attention, skew=Skew()))
 
 
 def main() -> int:

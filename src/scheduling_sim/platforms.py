@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from scheduling_sim.costs.platforms import ENTRIES
 from scheduling_sim.platform import Platform
 from scheduling_sim.registry import PlatformEntry, unknown_name
 from scheduling_sim.synthetic import synthetic
 
 _ENTRIES: Mapping[str, PlatformEntry] = {
     "synthetic": PlatformEntry("five plain numbers; every kind of program by options", synthetic),
+    **ENTRIES,
 }
 
 

@@ -155,17 +155,15 @@ def _moe(path: Path) -> MoeGrid:
 
 
 def read_table(
-    folder: Path, facts: ModelFacts, *, link: Link | None = None, skew: Skew | None = None
+    folder: Path, facts: ModelFacts, *, link: Link | None = None, uneven: bool = True
 ) -> OperatorTable:
     """Read one model's folder, such as `RTXPRO6000/Qwen/Qwen3-32B/bf16/tp2`.
 
-    `skew` is taken where the folder has no skew.csv. Raises ValueError for files that lack points
-    and FileNotFoundError for files that are not there.
+    `uneven` fits the skew of decode contexts where the folder has samples of it. Raises ValueError
+    for files that lack points and FileNotFoundError for files that are not there.
     """
-    uneven = folder / "skew.csv"
-    # A file with its header alone was written by a measurement that left skew out.
-    measured = uneven.exists() and len(uneven.read_text(encoding="utf-8").splitlines()) > 1
-    fitted = fit_skew(uneven) if measured else (skew or Skew())
+    samples = folder / "skew.csv"
+    fitted = fit_skew(samples) if uneven and samples.exists() else Skew()
     path = folder / "attention.csv"
     tokens, dense = _columns(folder / "dense.csv", "tokens")
     sequences, sampled = _columns(folder / "per_sequence.csv", "sequences")
