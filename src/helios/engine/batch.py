@@ -21,6 +21,7 @@ from helios.scheduler import (
     ScheduledStep,
 )
 
+_STREAMING = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 _BINDING = (GraphKind.INITIALIZE, GraphKind.RESTORE)
 
 
@@ -47,11 +48,22 @@ def _lane_of(kind: GraphKind, step: ScheduledStep, request: LiveRequest) -> Fram
         return _prompt_lane(step, request)
     if kind in _BINDING:
         return _binding_lane(step, request)
+    if kind in _STREAMING:
+        # Nearly every lane of nearly every frame; each field named here costs time.
+        return FrameLane(
+            step.handle,
+            step.row,
+            step.position,
+            step.pages,
+            query_length=step.output_ceiling,
+            incarnation=step.incarnation,
+            request_id=request.request_id,
+        )
     return FrameLane(
-        step.handle,
-        step.row,
-        step.position,
-        step.pages,
+        handle=step.handle,
+        row=step.row,
+        position=step.position,
+        pages=step.pages,
         query_length=step.output_ceiling,
         snapshot_row=step.snapshot_row,
         is_retired=step.is_retired,

@@ -256,9 +256,9 @@ class EngineCore:
         if not published.delivered:
             return
         now_ns = self._advance()
-        for request, tokens in published.delivered:
+        for request, _ in published.delivered:
             self._scheduler.published_output(request.handle, flight.fence)
-            self._stats.on_delivery(request, tokens=tokens, now_ns=now_ns)
+        self._stats.on_deliveries(published.delivered, now_ns=now_ns)
         if published.lanes:
             delivered = {request.request_id: None for request, _ in published.delivered}
             for lane in published.lanes:

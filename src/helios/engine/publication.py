@@ -107,20 +107,18 @@ def _publish_lane(
         scores = request.take_prompt_logprobs()
         if scores is not None:
             published.events.append(scores)
-    text = ""
-    for position, generated in enumerate(tokens):
-        text += request.commit_token(
-            generated.token,
-            lane.logprobs[position] if lane.logprobs else None,
-            terminated=lane.terminated and position == len(lane.tokens) - 1,
-            is_last=generated.is_last,
-        )
     if not tokens:
         return
-    if request.stop_string_ended:
-        published.stopped.append(request)
+    text = request.commit(
+        [each.token for each in tokens],
+        lane.logprobs,
+        terminated=lane.terminated,
+        is_last=tokens[-1].is_last,
+    )
     if request.finish_reason is not None:
         published.ended.append(request)
+        if request.stop_string_ended:
+            published.stopped.append(request)
     if request.is_deliverable(text):
         _deliver(request.take_delta(text), request, published)
 

@@ -151,30 +151,40 @@ class LiveRequest:
             return None
         return prefix.key_after(np.array(outputs[:-1], dtype=np.int32))
 
-    def commit_token(
-        self, token: int, logprobs: TokenLogprobs | None, *, terminated: bool, is_last: bool
+    def commit(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        *,
+        terminated: bool,
+        is_last: bool,
     ) -> str:
-        """Take one committed output token; return the text that it made visible.
+        """Take the output tokens that one lane committed; return the text they made visible.
 
-        `terminated` says that the token is one of the row's stop tokens, `is_last` that no other
-        follows. A stop string that the token completes sets `finish_reason`.
+        `terminated` says that the last of them is one of the row's stop tokens, `is_last` that no
+        other follows. A stop string that they complete sets `finish_reason`; what follows it is
+        counted and not shown.
         """
-        self.output_tokens += 1
+        self.output_tokens += len(tokens)
+        self._undelivered_tokens += tokens
         if self._outputs is not None:
-            self._outputs.append(token)
-        self._undelivered_tokens.append(token)
-        if logprobs is not None:
-            self._undelivered_logprobs.append(_entry_of(token, logprobs))
+            self._outputs += tokens
+        if logprobs:
+            self._undelivered_logprobs += map(_entry_of, tokens, logprobs)
         # The text of a stop token belongs to the answer no more than a stop string does.
-        hidden = terminated and not self._include_stop
-        visible = self._show("" if hidden else self._text_side().push(token))
+        shown = tokens[:-1] if terminated and not self._include_stop else tokens
+        visible = ""
+        if shown:
+            push = self._text_side().push
+            text = push(shown[0]) if len(shown) == 1 else "".join([push(each) for each in shown])
+            visible = self._show(text)
         if is_last:
             visible += self._finish_text()
-        if is_last and self.finish_reason is None:
-            self.finish_reason = "stop" if terminated else "length"
-            self.stop_matched = token if terminated else None
+            if self.finish_reason is None:
+                self.finish_reason = "stop" if terminated else "length"
+                self.stop_matched = tokens[-1] if terminated else None
         # Counted up to the next Delta, which every visible text brings about.
-        self._silent_tokens += 1
+        self._silent_tokens += len(tokens)
         return visible
 
     def is_deliverable(self, text: str) -> bool:

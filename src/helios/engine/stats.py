@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from helios.engine.flight import Flight
 from helios.engine.histogram import HOST_BOUNDS_S, LATENCY_BOUNDS_S, Histogram
@@ -183,19 +183,25 @@ class EngineStats:
         """Count committed output tokens."""
         self._counters["flare_output_tokens_total"] += count
 
-    def on_delivery(self, request: LiveRequest, *, tokens: int, now_ns: int) -> None:
-        """Observe one delivery and move the request's delivery time."""
-        assert tokens > 0, "a delivery carries the tokens that it makes visible"
-        self._counters["flare_deliveries_total"] += 1
-        if request.last_delivery_ns is None:
-            waited_s = (now_ns - request.arrival_ns) * _S_PER_NS
-            self._histograms["flare_time_to_first_token_seconds"].observe(waited_s)
-        else:
-            gap_s = (now_ns - request.last_delivery_ns) * _S_PER_NS
-            self._histograms["flare_delivery_gap_seconds"].observe(gap_s)
-            per_token = self._histograms["flare_time_per_output_token_seconds"]
-            per_token.observe(gap_s / tokens, times=tokens)
-        request.last_delivery_ns = now_ns
+    def on_deliveries(self, delivered: Sequence[tuple[LiveRequest, int]], *, now_ns: int) -> None:
+        """Observe the deliveries of one frame and move their requests' delivery times.
+
+        Each is a request and how many tokens its delivery made visible.
+        """
+        self._counters["flare_deliveries_total"] += len(delivered)
+        gaps = self._histograms["flare_delivery_gap_seconds"]
+        per_token = self._histograms["flare_time_per_output_token_seconds"]
+        for request, tokens in delivered:
+            assert tokens > 0, "a delivery carries the tokens that it makes visible"
+            before_ns = request.last_delivery_ns
+            if before_ns is None:
+                waited_s = (now_ns - request.arrival_ns) * _S_PER_NS
+                self._histograms["flare_time_to_first_token_seconds"].observe(waited_s)
+            else:
+                gap_s = (now_ns - before_ns) * _S_PER_NS
+                gaps.observe(gap_s)
+                per_token.observe(gap_s / tokens, times=tokens)
+            request.last_delivery_ns = now_ns
 
     def on_stall(self) -> None:
         """Count an intervention of the progress watchdog."""
