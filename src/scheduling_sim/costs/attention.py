@@ -53,14 +53,16 @@ class AttentionGrid:
     """Decode only: lanes x kv_pure."""
     prompt: tuple[float, ...]
     """Chunk only: chunk x kv_prefill."""
-    mixed_lanes: tuple[int, ...]
-    kv_decode: tuple[int, ...]
-    mixed: tuple[float, ...]
-    """chunk x kv_prefill x mixed_lanes x kv_decode."""
+    mixed_lanes: tuple[int, ...] = ()
+    kv_decode: tuple[int, ...] = ()
+    mixed: tuple[float, ...] = ()
+    """chunk x kv_prefill x mixed_lanes x kv_decode. Empty where no mixed step was measured: chunk
+    and lanes then pay one after the other, less one launch (the first decode time)."""
     skew: Skew = Skew()
 
     def __post_init__(self) -> None:
-        for name in ("chunk", "kv_prefill", "lanes", "kv_pure", "mixed_lanes", "kv_decode"):
+        beside = ("mixed_lanes", "kv_decode") if self.mixed else ()
+        for name in ("chunk", "kv_prefill", "lanes", "kv_pure", *beside):
             check_axis(f"attention.{name}", getattr(self, name))
         prompts = len(self.chunk) * len(self.kv_prefill)
         sizes = {
@@ -103,6 +105,9 @@ class AttentionGrid:
             seen = max(0.0, cached + (chunk - largest) / 2)
             rest = self.chunk_us(largest, seen) * (chunk / largest - 1)
             return rest + self.mixed_us(largest, seen, lanes, mean, longest)
+        if not self.mixed:
+            launch = self.pure[0]
+            return self.chunk_us(chunk, cached) + self.decode_us(lanes, mean, longest) - launch
         alpha = line(self.skew.lanes, self.skew.mixed, lanes) if longest > mean else 0.0
         context = mean + min(1.0, max(0.0, alpha)) * (longest - mean)
         return self._four(chunk, cached, lanes, context)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from types import MappingProxyType
 
+from scheduling_sim.costs.h200 import Shape
 from scheduling_sim.costs.operators import Link, ModelFacts
 
 GIB = 1 << 30
@@ -80,3 +81,36 @@ PROFILES = MappingProxyType(
     }
 )
 """Profiles of LLMServingSim, by the name of their platform."""
+
+H200_MEMORY_BYTES = 151_397_597_184
+H200_SHAPES = MappingProxyType(
+    {
+        "h200/llama-3.1-8b": Shape(
+            facts=LLAMA_8B,
+            heads=32,
+            kv_heads=8,
+            head_size=128,
+            intermediate=14_336,
+            vocabulary=128_256,
+        ),
+        "h200/qwen3-32b": Shape(
+            facts=QWEN3_32B,
+            heads=64,
+            kv_heads=8,
+            head_size=128,
+            intermediate=25_600,
+            vocabulary=151_936,
+            qk_norm=True,
+        ),
+        "h200/qwen3-30b-a3b": Shape(
+            facts=QWEN3_30B_A3B,
+            heads=32,
+            kv_heads=4,
+            head_size=128,
+            intermediate=768,
+            vocabulary=151_936,
+            qk_norm=True,
+        ),
+    }
+)
+"""Models composed from aiconfigurator's H200 tables, by the name of their platform; one device."""

@@ -113,8 +113,8 @@ class OperatorTable:
                     raise ValueError(f"{name}: times must be positive and finite")
         if self.facts.devices > 1 and self.link is None:
             raise ValueError(f"{self.facts.name}: {self.facts.devices} devices need a link")
-        if self.facts.experts and self.moe is None:
-            raise ValueError(f"{self.facts.name}: a model with experts needs a moe table")
+        if self.facts.experts and self.moe is None and "experts" not in self.dense:
+            raise ValueError(f"{self.facts.name}: experts need a moe table or a dense part")
 
     def layer_us(self, rows: int) -> float:
         """Return one layer without attention for `rows` token positions."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from helios.scheduler import ResourceConfig
 from scheduling_sim.costs.composed import ComposedCosts, ComposedOptions
+from scheduling_sim.costs.h200 import read_h200
 from scheduling_sim.costs.llmservingsim import read_table
-from scheduling_sim.costs.models import PROFILES
+from scheduling_sim.costs.models import H200_MEMORY_BYTES, H200_SHAPES, PROFILES
 from scheduling_sim.costs.operators import OperatorTable
 from scheduling_sim.costs.planner import (
     MIB,
@@ -54,7 +55,8 @@ class GpuOptions:
     launch_ns: int = 0
     delivery_ns: int = 0
     originals: str | None = None
-    """Folder that holds `llmservingsim/`: read the original tables instead of the shipped ones."""
+    """Folder that holds `llmservingsim/` and `aiconfigurator/`: read the original tables instead of
+    the shipped ones."""
 
 
 _CATALOG_FIELDS = tuple(field.name for field in dataclasses.fields(CatalogOptions))
@@ -80,6 +82,9 @@ def _tupled(value: object) -> object:
 def _table(name: str, originals: str | None) -> OperatorTable:
     if originals is None:
         return load_shipped(name)
+    if name in H200_SHAPES:
+        table = read_h200(Path(originals), H200_SHAPES[name])
+        return dataclasses.replace(table, source=f"{originals}, aiconfigurator-core, Apache-2.0")
     profile = PROFILES[name]
     folder = Path(originals) / "llmservingsim" / "profiler" / "perf" / profile.folder
     table = read_table(folder, profile.facts, link=profile.link, uneven=profile.uneven)
@@ -139,20 +144,27 @@ def gpu_platform(
     )
 
 
-def _profiled(name: str, **options: object) -> Platform:
+def _measured(name: str, **options: object) -> Platform:
     originals = options.get("originals")
     table = _table(name, None if originals is None else str(originals))
-    return gpu_platform(name, table, PROFILES[name].memory_bytes, options)
+    memory = H200_MEMORY_BYTES if name in H200_SHAPES else PROFILES[name].memory_bytes
+    return gpu_platform(name, table, memory, options)
+
+
+_MACHINES = {"rtx-4090": "RTX 4090", "rtx-pro-6000": "RTX PRO 6000", "h200": "H200"}
 
 
 def _summary(name: str) -> str:
-    profile = PROFILES[name]
-    devices = "" if profile.facts.devices == 1 else f" on {profile.facts.devices} devices"
-    gpu = {"rtx-4090": "RTX 4090", "rtx-pro-6000": "RTX PRO 6000"}[name.partition("/")[0]]
-    return f"{profile.facts.name} bf16 on {gpu}{devices}, composed of LLMServingSim's operators"
+    machine, _, model = name.partition("/")
+    if name in H200_SHAPES:
+        return f"{model} bf16 on {_MACHINES[machine]}, composed of aiconfigurator's operators"
+    devices = PROFILES[name].facts.devices
+    several = "" if devices == 1 else f"{devices} x "
+    return f"{model} bf16 on {several}{_MACHINES[machine]}, composed of LLMServingSim's operators"
 
 
 ENTRIES = {
-    name: PlatformEntry(_summary(name), functools.partial(_profiled, name)) for name in PROFILES
+    name: PlatformEntry(_summary(name), functools.partial(_measured, name))
+    for name in (*PROFILES, *H200_SHAPES)
 }
 """Measured platforms by name, for the registry."""
