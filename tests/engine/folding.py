@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from helios.engine.ports import Frame, FrameLane, LaneOutput, Sidecar
-from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ResourceConfig, RowAllocation
+from helios.scheduler import (
+    Catalog,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    ResourceConfig,
+    RowAllocation,
+)
 from tests.runtime.counting import EOS, logprobs_of
 from tests.support.catalogs import descriptor
 
@@ -39,6 +46,7 @@ HOST_ROUNDS = [
     *("speculative-b1-d0-w1", "speculative-b4-d0-w1"),
     *("speculative-b1-d3-w4", "speculative-b4-d3-w4", "mixed-b4-d3-w4-c64"),
 ]
+COPY_ROUNDS = [*HOST_ROUNDS[:-2], "speculative-b1-d3-w4-copy", "speculative-b4-d3-w4-copy"]
 DEVICE_ROUNDS = [*HOST_ROUNDS[:-2], "speculative-b4-d3-w4-p8-device", "mixed-b4-d3-w4-c64"]
 
 
@@ -68,6 +76,15 @@ def expected_output(prompt: Sequence[int], limit: int) -> list[int]:
         output.append(token_after(fold))
         fold = folded(fold, output[-1])
     return output
+
+
+def matching(fold: int, proposals: Sequence[int]) -> int:
+    """Return how many of the proposals the model would have produced itself."""
+    for count, token in enumerate(proposals):
+        if token != token_after(fold):
+            return count
+        fold = folded(fold, token)
+    return len(proposals)
 
 
 @dataclasses.dataclass
@@ -153,6 +170,9 @@ class FoldingDevice:
         fed = state.prompt_length + state.output_count - state.replayed - 1
         assert lane.position >= len(state.folds) == fed
         accepted = min(rows - 1, (state.fold >> 20) % 5)
+        if graph.source is ProposalSource.COPY:
+            assert len(lane.copied_token_ids) == rows - 1
+            accepted = matching(folded(state.fold, state.pending), lane.copied_token_ids)
         self._scribble(state, lane, rows)
         tokens: list[int] = []
         while len(tokens) <= accepted and not state.is_finished:

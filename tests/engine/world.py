@@ -6,6 +6,8 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from helios.engine.admission import AdmissionRules
 from helios.engine.core import EngineCore, StepOutcome
 from helios.engine.messages import (
@@ -17,7 +19,14 @@ from helios.engine.messages import (
     StatsRequest,
     Submit,
 )
-from helios.engine.ports import DetokenizerFactory, Frame, FrameResult, LaneOutput
+from helios.engine.ports import (
+    Copying,
+    CopySource,
+    DetokenizerFactory,
+    Frame,
+    FrameResult,
+    LaneOutput,
+)
 from helios.engine.trace import TraceRecord
 from helios.scheduler import GraphKind, PolicyConfig, Scheduler, SpeculationConfig
 from tests.engine.folding import FoldingModel
@@ -126,6 +135,7 @@ class World:
         detokenizers: DetokenizerFactory | None = None,
         traced: bool = False,
         speculation: SpeculationConfig | None = None,
+        copies: Callable[[str, np.ndarray], CopySource] | None = None,
     ) -> None:
         self.model: Model = model or CountingModel()
         self.clock = VirtualClock()
@@ -154,6 +164,7 @@ class World:
                 resources=resources, vocabulary_size=VOCABULARY, eos_token_ids=(EOS,)
             ),
             trace=self if traced else None,
+            copying=Copying(copies, self.scheduler.supply_copies) if copies else None,
         )
 
     def emit(self, events: Sequence[EngineEvent]) -> None:

@@ -16,6 +16,7 @@ from helios.scheduler import (
     Fence,
     GeneratedToken,
     GraphKind,
+    ProposalSource,
     RowAllocation,
     ScheduledPlan,
     ScheduledStep,
@@ -31,15 +32,18 @@ class LaneOutputError(Exception):
 
 def frame_of(plan: ScheduledPlan, fence: Fence, requests: Sequence[LiveRequest]) -> Frame:
     """Return the frame that executes `plan`; `requests` stand in the plan's lane order."""
-    kind = plan.graph.kind
-    return Frame(
-        fence=fence,
-        graph_index=plan.graph_index,
-        lanes=tuple(
-            _lane_of(kind, step, request)
-            for step, request in zip(plan.steps, requests, strict=True)
-        ),
-    )
+    kind, pairs = plan.graph.kind, zip(plan.steps, requests, strict=True)
+    lanes = tuple([_lane_of(kind, step, request) for step, request in pairs])
+    if plan.graph.source is ProposalSource.COPY:
+        lanes = tuple(map(_with_copies, lanes, requests))
+    return Frame(fence=fence, graph_index=plan.graph_index, lanes=lanes)
+
+
+def _with_copies(lane: FrameLane, request: LiveRequest) -> FrameLane:
+    """Return a lane with the proposals that its query length makes room for."""
+    count = max(0, lane.query_length - 1)
+    assert count <= len(request.proposal), "a lane has no more rows than the host has supplied"
+    return lane._replace(copied_token_ids=request.proposal[:count])
 
 
 def _lane_of(kind: GraphKind, step: ScheduledStep, request: LiveRequest) -> FrameLane:

@@ -25,6 +25,7 @@ from helios.engine.messages import (
 )
 from helios.engine.ports import (
     Clock,
+    Copying,
     DecisionCore,
     DetokenizerFactory,
     Executor,
@@ -79,6 +80,7 @@ class EngineCore:
         detokenizers: DetokenizerFactory,
         rules: AdmissionRules,
         trace: TraceSink | None = None,
+        copying: Copying | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -86,6 +88,7 @@ class EngineCore:
         self._sink = sink
         self._detokenizers = detokenizers
         self._rules = rules
+        self._copying = copying
         self._tracer = Tracer(trace)
         self._stats = EngineStats()
         self._roster = Roster()
@@ -130,7 +133,7 @@ class EngineCore:
             self._reject(request, "invalid_request", "the id is in use", "request_id")
             return
         try:
-            accepted = accept(request, self._rules)
+            accepted = accept(request, self._rules, needs_feedback=self._copying is not None)
             now_ns = self._advance()
             handle = self._scheduler.admit(accepted.spec)
         except InadmissibleError as error:
@@ -142,7 +145,14 @@ class EngineCore:
         except SchedulerError as error:
             self._reject(request, "invalid_request", str(error), "prompt")
             return
-        live = LiveRequest(request, accepted, handle, self._detokenizers, arrival_ns=now_ns)
+        live = LiveRequest(
+            request,
+            accepted,
+            handle,
+            self._detokenizers,
+            arrival_ns=now_ns,
+            copying=self._copying,
+        )
         self._roster.add(live)
         self._stats.on_submitted()
         self._stats.on_activity(is_active=True, now_ns=now_ns)
@@ -234,7 +244,18 @@ class EngineCore:
             self._close_when_released(request)
         self._flush()
         self._report(flight, published)
+        if self._copying is not None:
+            self._supply_copies(flight, self._copying)
         return published.lanes
+
+    def _supply_copies(self, flight: Flight, copying: Copying) -> None:
+        """Say what can be copied behind the pending tokens of a completed frame's streams."""
+        for request in flight.requests:
+            if (
+                self._roster.with_handle(request.handle) is request
+                and self._scheduler.phase_of(request.handle) is Phase.DECODE
+            ):
+                copying.supply(request.handle, len(request.proposal))
 
     def _offer_terminal(self, request: LiveRequest) -> None:
         """Offer the state at an answer's end, before the next plan may retire its row."""

@@ -7,7 +7,7 @@ in `helios.runtime` and `ignition`, the simulated world in `scheduling_sim`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -108,6 +108,9 @@ class FrameLane(NamedTuple):
     """Where that image's features lie, in feature rows of the window's storage."""
     incarnation: int = 0
     """Generation of the row's execution state; INITIALIZE and RESTORE bind it."""
+    copied_token_ids: tuple[int, ...] = ()
+    """Proposals behind the pending token, in a graph that takes copied ones: one less than
+    `query_length`."""
     request_id: str = ""
     """The client's name of the request, for executors that tell requests apart."""
 
@@ -381,3 +384,27 @@ class DetokenizerFactory(Protocol):
     def __call__(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
         """Return a detokenizer that starts after the prompt."""
         ...
+
+
+class CopySource(Protocol):
+    """Finds proposals for one request in what it has read and written."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take committed output tokens."""
+        ...
+
+    def propose(self) -> Sequence[int]:
+        """Return the tokens that may follow, at most as many as a program takes; may be empty."""
+        ...
+
+
+class Copying(NamedTuple):
+    """Copied proposals, for a catalog with programs that take them.
+
+    With it no frame of a request runs ahead: the proposals follow a token that must be known.
+    """
+
+    open_source: Callable[[str, npt.NDArray[np.int32]], CopySource]
+    """Makes the source of a request, by its id and its prompt."""
+    supply: Callable[[RequestHandle, int], None]
+    """Tells the scheduler how many proposals there are (`Scheduler.supply_copies`)."""

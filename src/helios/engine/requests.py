@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from helios.engine.admission import Accepted
 from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
-from helios.engine.ports import Detokenizer, DetokenizerFactory, TokenLogprobs
+from helios.engine.ports import (
+    Copying,
+    CopySource,
+    Detokenizer,
+    DetokenizerFactory,
+    TokenLogprobs,
+)
 from helios.engine.stops import StopFilter
 from helios.scheduler import RequestHandle
 
@@ -49,6 +55,7 @@ class LiveRequest:
     """One accepted request. Only its own methods change it, apart from the timestamps."""
 
     __slots__ = (
+        "_copying",
         "_detokenizer",
         "_detokenizers",
         "_filter",
@@ -57,6 +64,7 @@ class LiveRequest:
         "_prompt_entries",
         "_scored_tokens",
         "_silent_tokens",
+        "_source",
         "_undelivered_logprobs",
         "_undelivered_tokens",
         "accepted",
@@ -67,6 +75,7 @@ class LiveRequest:
         "handle",
         "last_delivery_ns",
         "output_tokens",
+        "proposal",
         "request_id",
         "stop_matched",
     )
@@ -79,6 +88,7 @@ class LiveRequest:
         detokenizers: DetokenizerFactory,
         *,
         arrival_ns: int,
+        copying: Copying | None = None,
     ) -> None:
         self.request_id = request.request_id
         self.accepted = accepted
@@ -108,6 +118,10 @@ class LiveRequest:
         self._undelivered_tokens: list[int] = []
         self._undelivered_logprobs: list[LogprobEntry] = []
         self._silent_tokens = 0
+        self._copying = copying
+        self._source: CopySource | None = None
+        self.proposal: tuple[int, ...] = ()
+        """Copied proposals behind the pending token."""
 
     @property
     def stop_string_ended(self) -> bool:
@@ -169,6 +183,10 @@ class LiveRequest:
         self._undelivered_tokens += tokens
         if self._outputs is not None:
             self._outputs += tokens
+        if self._copying is not None:
+            source = self._copy_source(self._copying)
+            source.extend(tokens)
+            self.proposal = () if is_last else tuple(source.propose())
         if logprobs:
             self._undelivered_logprobs += map(_entry_of, tokens, logprobs)
         # The text of a stop token belongs to the answer no more than a stop string does.
@@ -251,6 +269,12 @@ class LiveRequest:
             error=error,
             cached_prompt_tokens=self.cached_prompt_tokens,
         )
+
+    def _copy_source(self, copying: Copying) -> CopySource:
+        """Return the source of proposals, made for the first token like the detokenizer."""
+        if self._source is None:
+            self._source = copying.open_source(self.request_id, self.accepted.prompt)
+        return self._source
 
     def _text_side(self) -> Detokenizer:
         """Return the detokenizer, made for the first token: a queued request may never need it."""
