@@ -37,7 +37,7 @@ from helios.scheduler import (
 )
 from scheduling_sim.baselines.completion import Frame, advance, check_records
 from scheduling_sim.baselines.memory import Memory
-from scheduling_sim.baselines.policy import Lane, Policy
+from scheduling_sim.baselines.policy import Lane, Observer, Policy
 from scheduling_sim.baselines.requests import Request, RequestTable
 from scheduling_sim.baselines.seating import CoreView, fill, is_short
 from scheduling_sim.baselines.shapes import Fit, Shapes
@@ -54,6 +54,7 @@ class BaselineCore:
         *,
         shapes: Shapes,
         resources: ResourceConfig,
+        observer: Observer | None = None,
         frames: int = MAX_FRAMES,
         grows: bool | None = None,
         prefix_cache: bool = False,
@@ -69,7 +70,8 @@ class BaselineCore:
                 "prefix_cache: prepared programs restore states by RESTORE graphs only"
             )
         grows = resources.page_growth if grows is None else grows
-        self.policy = policy
+        self._policy = policy
+        self._observer = observer
         self._shapes = shapes
         self._memory = Memory(resources, rows=shapes.rows, grows=grows, prefix_cache=prefix_cache)
         self._frames_limit = frames
@@ -110,7 +112,8 @@ class BaselineCore:
         self._version += 1
         request = self._table.add(spec, arrival_ns=self._now_ns, foretold=self._foretold)
         self._foretold = 0
-        self.policy.arrived(request)
+        if self._observer is not None:
+            self._observer.arrived(request, self._table.waiting)
         return request.handle
 
     def finish(self, handle: RequestHandle) -> None:
@@ -185,7 +188,7 @@ class BaselineCore:
             self._shapes,
             after_prompt=self._after_prompt,
         )
-        lanes = self.policy.choose(view)
+        lanes = self._policy.choose(view)
         seats = [lane for lane in lanes if lane.request.row < 0]
         if seats and not self._shapes.is_free and self._seat(seats):
             return []
@@ -193,7 +196,7 @@ class BaselineCore:
         if not self._shapes.is_free and self._frames and is_short(residents, self._memory):
             # Rows of a prepared catalog keep their pages up to their last frame's end.
             return []
-        filled, victims = fill(residents, self._resident.values(), self._memory, self.policy.rank)
+        filled, victims = fill(residents, self._resident.values(), self._memory, self._policy.rank)
         for victim in victims:
             self._preempt(victim)
         if self._shapes.is_free and not victims:
@@ -216,6 +219,8 @@ class BaselineCore:
             # A prepared row's prompt gets its pages at once: others are seated before it runs.
             chunk = min(lane.prompt_tokens, left) if is_free else left
             memory.grow(request, chunk)
+            if self._observer is not None:
+                self._observer.seated(request)
             request.phase = Phase.PREFILL if is_free else Phase.INITIALIZING
             if not is_free:
                 self._unbound[request.handle] = request
@@ -344,8 +349,8 @@ class BaselineCore:
         for step, request in zip(frame.plan.steps, frame.requests, strict=True):
             if request.phase is Phase.DRAINING or is_terminal or step.is_retired:
                 self._leave(request)
-        if served:
-            self.policy.served(served, max(timing.device_ns, default=0), self._now_ns)
+        if served and self._observer is not None:
+            self._observer.served(served, max(timing.device_ns, default=0), self._now_ns)
         return tokens
 
     def complete_with_survival(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduling_sim.baselines.policy import Lane, Rank, Served, View
+from scheduling_sim.baselines.policy import Lane, Rank, View
 from scheduling_sim.baselines.prompting import prompt_lanes
 from scheduling_sim.baselines.requests import Request
 
@@ -24,12 +24,6 @@ class Fcfs:
     def rank(self, request: Request) -> Rank:
         """Return the order of arrival."""
         return (request.index,)
-
-    def arrived(self, request: Request) -> None:
-        """Nothing is learned."""
-
-    def served(self, lanes: Sequence[Served], duration_ns: int, now_ns: int) -> None:
-        """Nothing is learned."""
 
     def choose(self, view: View) -> Sequence[Lane]:
         """Return the prompts of those whose turn it is, and all decoders that fit beside them."""

@@ -92,12 +92,20 @@ class Policy(Protocol):
         """Return the request's place: the smallest gets its pages first, the largest loses its."""
         ...
 
-    def arrived(self, request: Request) -> None:
-        """Take note of a new request."""
-        ...
-
     def choose(self, view: View) -> Sequence[Lane]:
         """Return the lanes of the next step; empty when there is nothing to do."""
+        ...
+
+
+class Observer(Protocol):
+    """What a policy that learns is told, besides being asked."""
+
+    def arrived(self, request: Request, waiting: Sequence[Request]) -> None:
+        """Take note of a new request, the last of those that wait now."""
+        ...
+
+    def seated(self, request: Request) -> None:
+        """Take note of a request that got its row, for the first time or again."""
         ...
 
     def served(self, lanes: Sequence[Served], duration_ns: int, now_ns: int) -> None:
