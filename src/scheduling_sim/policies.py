@@ -13,6 +13,7 @@ from helios.scheduler import (
     Scheduler,
     SpeculationConfig,
 )
+from scheduling_sim.baselines.names import ENTRIES as BASELINES
 from scheduling_sim.platform import Platform
 from scheduling_sim.registry import PolicyEntry, unknown_name
 
@@ -69,13 +70,15 @@ _ENTRIES: Mapping[str, PolicyEntry] = {
     "helios-table": PolicyEntry(
         "the production scheduler with the design's table to the letter", _helios(PolicyConfig)
     ),
+    **BASELINES,
 }
 
 
 def build(name: str, platform: Platform, **options: object) -> DecisionCore:
     """Build a policy for a platform.
 
-    Helios takes every field of PolicyConfig, `mode` (ordinary, fixed, adaptive) and `width`.
+    Helios takes every field of PolicyConfig, `mode` (ordinary, fixed, adaptive) and `width`; the
+    baselines take those of `baselines/names.py`.
     Raises ValueError for an unknown name or option.
     """
     entry = _ENTRIES.get(name)

@@ -61,6 +61,14 @@ class Shapes(Protocol):
         """Return the smallest graph that holds the lanes. Raises ValueError when none does."""
         ...
 
+    def prompt_fit(self, tokens: int) -> Fit:
+        """Return the smallest graph for a prompt chunk by itself. Raises ValueError."""
+        ...
+
+    def decode_fit(self) -> Fit:
+        """Return the smallest graph for one decoder."""
+        ...
+
     def state_fit(self, kind: GraphKind, lanes: int) -> Fit:
         """Return the smallest graph of INITIALIZE or TERMINAL, or the largest if none holds all."""
         ...
@@ -95,6 +103,15 @@ class FreeShapes:
     def fit(self, lanes: Sequence[Lane]) -> Fit:
         """Return the nominal graph; any lanes fit."""
         del lanes
+        return Fit(FREE_GRAPH_INDEX, FREE_GRAPH)
+
+    def prompt_fit(self, tokens: int) -> Fit:
+        """Return the nominal graph."""
+        del tokens
+        return Fit(FREE_GRAPH_INDEX, FREE_GRAPH)
+
+    def decode_fit(self) -> Fit:
+        """Return the nominal graph."""
         return Fit(FREE_GRAPH_INDEX, FREE_GRAPH)
 
     def state_fit(self, kind: GraphKind, lanes: int) -> Fit:
@@ -179,30 +196,32 @@ class PreparedShapes:
         """Return the smallest graph for at most one prompt beside lanes of one width."""
         prompt = sum(lane.prompt_tokens for lane in lanes)
         count = len(lanes)
-        if not prompt:
-            width = max(lane.width for lane in lanes)
-            for fit in self._rounds:
-                graph = fit.graph
-                if graph.token_capacity == width and graph.batch_capacity >= count:
-                    return fit
-        elif count == 1:
-            for fit in self._prefill:
-                if fit.graph.token_capacity >= prompt:
-                    return fit
-        else:
-            width = max(lane.width for lane in lanes if not lane.prompt_tokens)
-            for fit in self._mixed:
-                graph = fit.graph
-                if (
-                    graph.prefill_capacity >= prompt
-                    and graph.batch_capacity >= count
-                    and graph.token_capacity == width
-                ):
-                    return fit
+        if prompt and count == 1:
+            return self.prompt_fit(prompt)
+        width = max(lane.width for lane in lanes if not lane.prompt_tokens)
+        for fit in self._mixed if prompt else self._rounds:
+            graph = fit.graph
+            if (
+                graph.prefill_capacity >= prompt
+                and graph.batch_capacity >= count
+                and graph.token_capacity == width
+            ):
+                return fit
         raise ValueError(
-            f"no prepared graph holds {count} lanes with {prompt} prompt tokens; a policy has to "
-            "stay within its view's rooms"
+            f"no prepared graph holds {count} lanes of width {width} with {prompt} prompt tokens; "
+            "a policy has to stay within its view's rooms"
         )
+
+    def prompt_fit(self, tokens: int) -> Fit:
+        """Return the smallest graph for a prompt chunk by itself. Raises ValueError."""
+        for fit in self._prefill:
+            if fit.graph.token_capacity >= tokens:
+                return fit
+        raise ValueError(f"no prepared graph takes a prompt chunk of {tokens} tokens")
+
+    def decode_fit(self) -> Fit:
+        """Return the smallest graph for one decoder."""
+        return self._rounds[0]
 
     def state_fit(self, kind: GraphKind, lanes: int) -> Fit:
         """Return the smallest graph for a state operation, or the largest there is."""

@@ -24,6 +24,7 @@ from helios.scheduler import (
     ResourceConfig,
     RowAllocation,
     ScheduledPlan,
+    UnknownHandleError,
 )
 from scheduling_sim.baselines.core import BaselineCore
 from scheduling_sim.costs.model import LaneWork
@@ -205,7 +206,7 @@ class Bench:
             while self.dispatch():
                 pass
             if not self._flights:
-                live = [a for h, a in self.answers.items() if self._is_live(h)]
+                live = [a for h, a in self.answers.items() if self.is_live(h)]
                 assert not live, f"nothing is planned and {len(live)} requests are live"
                 return
             self.complete()
@@ -224,8 +225,11 @@ class Bench:
                 whole = [answer.token(i) for i in range(answer.length + 1)]
                 assert answer.committed == whole[: answer.spec.max_output_tokens]
 
-    def _is_live(self, handle: RequestHandle) -> bool:
-        return self.core.phase_of(handle) is not Phase.RELEASED
+    def is_live(self, handle: RequestHandle) -> bool:
+        try:
+            return self.core.phase_of(handle) is not Phase.RELEASED
+        except UnknownHandleError:
+            return False
 
     def _check(self, plan: ScheduledPlan) -> None:
         size = self.core.resources.page_size_tokens

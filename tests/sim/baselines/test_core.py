@@ -20,8 +20,11 @@ from helios.scheduler import (
     TimeError,
     UnknownHandleError,
 )
-from scheduling_sim.baselines.names import build_fcfs, build_fcfs_free
+from scheduling_sim.baselines.names import ENTRIES
 from tests.sim.baselines.bench import Bench, platform
+
+build_fcfs = ENTRIES["fcfs"].build
+build_fcfs_free = ENTRIES["fcfs-free"].build
 
 
 def test_a_prepared_request_is_bound_prompted_decoded_and_retired() -> None:
@@ -73,7 +76,7 @@ def test_a_device_end_before_the_limit_ends_the_request() -> None:
         bench.assert_returned()
 
 
-@pytest.mark.parametrize("build", [build_fcfs, build_fcfs_free])
+@pytest.mark.parametrize("build", [ENTRIES["vllm"].build, ENTRIES["vllm-free"].build])
 def test_growth_preempts_the_last_arrival_and_nothing_is_lost(build) -> None:  # type: ignore[no-untyped-def]
     bench = Bench(build(platform(page_count=12, page_growth=True)))
     for _ in range(4):
