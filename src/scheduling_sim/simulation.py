@@ -153,7 +153,8 @@ class _Run:
             sink=SimulatedSink(self._clock, self._live, self._checker, self._on_end),
             detokenizers=detokenizer_of,
             rules=AdmissionRules(
-                resources=platform.resources,
+                # A baseline may let pages grow where the platform reserves whole requests.
+                resources=self._policy.resources,
                 vocabulary_size=VOCABULARY_SIZE,
                 eos_token_ids=(END_TOKEN,),
             ),

@@ -21,13 +21,11 @@ class Memory:
 
     __slots__ = ("_free_rows", "_next_row", "cache", "grows", "pool", "resources", "rows")
 
-    def __init__(
-        self, resources: ResourceConfig, *, rows: int, grows: bool, prefix_cache: bool
-    ) -> None:
+    def __init__(self, resources: ResourceConfig, *, rows: int, prefix_cache: bool) -> None:
         self.resources = resources
         self.rows = rows
         """Most rows; retiring requests of free shapes may hold more."""
-        self.grows = grows
+        self.grows = resources.page_growth
         self.pool = PagePool(resources.page_count)
         size = resources.page_size_tokens
         self.cache = PrefixCache(self.pool, size) if prefix_cache else None
