@@ -88,9 +88,10 @@ _READERS: Final[dict[str, Callable[..., Workload]]] = {
 }
 
 
-def workload_names() -> tuple[str, ...]:
-    """Return every name; those of traces end by `:<path>`."""
-    return (*SYNTHETIC, *(f"{name}:<path>" for name in _READERS))
+def workload_names() -> dict[str, str]:
+    """Return every name with one line about it; those of traces end by `:<path>`."""
+    names = (*SYNTHETIC, *(f"{name}:<path>" for name in _READERS))
+    return {name: workload_summary(name) for name in names}
 
 
 def workload_summary(name: str) -> str:
