@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import given, settings
 
+from helios.engine.copying import PromptLookup
 from helios.engine.core import StepOutcome
 from helios.engine.messages import (
     Cancel,
@@ -17,9 +19,11 @@ from helios.engine.messages import (
     Rejected,
     SamplingMessage,
 )
+from helios.engine.ports import CopySource
 from helios.scheduler import DecodeMode, PolicyConfig, SpeculationConfig
 from tests.engine.folding import (
     CONTEXT,
+    COPY_ROUNDS,
     DEVICE_ROUNDS,
     HOST_ROUNDS,
     ORDINARY,
@@ -36,7 +40,7 @@ FAMILIES = [[(family * 7 + index * index) % 26 for index in range(90)] for famil
 
 WORLDS = st.fixed_dictionaries(
     {
-        "names": st.sampled_from([ORDINARY, HOST_ROUNDS, DEVICE_ROUNDS]),
+        "names": st.sampled_from([ORDINARY, HOST_ROUNDS, DEVICE_ROUNDS, COPY_ROUNDS]),
         "fixed": st.booleans(),
         "kept": st.sampled_from(
             [{}, {"snapshot_rows": 1}, {"snapshot_rows": 4}, {"page_prefixes": True}]
@@ -85,6 +89,11 @@ ACTIONS = st.lists(
 )
 
 
+def lookup(request_id: str, prompt: np.ndarray) -> CopySource:
+    """A single matching token is enough, so that proposals come up often."""
+    return PromptLookup(prompt.tolist(), depth=3, sizes=(2, 1))
+
+
 def world_of(options: dict[str, Any], policy: PolicyConfig) -> World:
     resources = dict(options["kept"])
     for name in ("page_growth", "page_count", "draft_extent_tokens"):
@@ -105,6 +114,7 @@ def world_of(options: dict[str, Any], policy: PolicyConfig) -> World:
         speculation=speculation,
         traced=options["is_traced"],
         waiting_limit=12,
+        copies=lookup if options["names"] is COPY_ROUNDS else None,
     )
     if options["has_cheap_copies"]:
         names = [graph.name for graph in model.catalog.graphs]
