@@ -19,6 +19,7 @@ from flare.commands.inspect import inspect
 from flare.commands.plan import plan
 from flare.commands.prepare import prepare
 from flare.commands.run import run
+from flare.commands.sim import sim
 from flare.commands.trace import trace
 from flare.console import notices, results
 from flare.failures import is_expected
@@ -56,6 +57,7 @@ def version() -> None:
 
 for _command in (run, chat, fetch, plan, prepare, inspect, bench, trace):
     app.command()(_command)
+app.add_typer(sim)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -1,0 +1,66 @@
+"""Reports on the terminal and in a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from flare.console import notices, results
+from scheduling_sim.report import Report, Table, headline_table, outputs, tables
+
+
+def show(report: Report, *, is_long: bool) -> None:
+    """Print the report: the service table, or every table, and how to make it again."""
+    out = results()
+    out.print(f"[bold]{escape(report.title)}[/bold]", highlight=False)
+    for table in tables(report) if is_long else (headline_table(report),):
+        out.print(rich_table(table))
+        if table.note:
+            out.print(f"[dim]{escape(table.note)}[/dim]", highlight=False)
+    for run in report.runs:
+        counts = run.metrics.outcomes
+        if counts.errors or counts.rejected or counts.unfinished:
+            out.print(
+                f"{escape(run.label)}: {counts.errors} errors, {counts.rejected} rejected, "
+                f"{counts.unfinished} unfinished of {counts.requests} requests",
+                highlight=False,
+            )
+    skipped = report.runs[0].log.workload.skipped if report.runs else ()
+    if skipped:
+        out.print(
+            f"{len(skipped)} lines of the trace were skipped, the first: line "
+            f"{skipped[0].line}: {escape(skipped[0].why)}",
+            highlight=False,
+        )
+    if report.is_partial:
+        out.print("[yellow]partial results[/yellow]: interrupted before the end")
+    for failure in report.failures:
+        notices().print(f"[red]failed:[/red] {escape(failure)}", soft_wrap=True)
+    out.print(f"[dim]{escape(report.provenance.line)}[/dim]", soft_wrap=True, highlight=False)
+
+
+def rich_table(table: Table) -> RichTable:
+    """Return a table for the terminal; a narrow one wraps headings, not numbers."""
+    drawn = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
+    for place, column in enumerate(table.columns):
+        is_text = place < table.text_columns
+        drawn.add_column(
+            escape(column),
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+        )
+    for cells in table.rows:
+        drawn.add_row(*(escape(cell) for cell in cells))
+    return drawn
+
+
+def write(report: Report, directory: Path, *, with_plots: bool) -> None:
+    """Write every output of the report into a directory, which is made when it is missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in outputs(report, with_plots=with_plots):
+        (directory / name).write_bytes(content)
+    front = "partial-" if report.is_partial else ""
+    notices().print(f"written to {directory}; the page is {directory / f'{front}report.html'}")
