@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -92,16 +92,8 @@ def run(
         warm_up=warm_up,
         decision_time=decision_time,
     )
-    _carry_out(
-        "run",
-        ["--policy", policy],
-        asked,
-        lambda: _compared(asked, [policy]),
-        1,
-        out,
-        plots,
-        is_long=long,
-    )
+    output = _Output(1, out, plots, long)
+    _carry_out("run", ["--policy", policy], asked, lambda: _compared(asked, [policy]), output)
 
 
 @sim.command()
@@ -151,16 +143,8 @@ def compare(
         warm_up=warm_up,
         decision_time=decision_time,
     )
-    _carry_out(
-        "compare",
-        policies,
-        asked,
-        lambda: _compared(asked, policies),
-        jobs,
-        out,
-        plots,
-        is_long=long,
-    )
+    output = _Output(jobs, out, plots, long)
+    _carry_out("compare", policies, asked, lambda: _compared(asked, policies), output)
 
 
 @sim.command()
@@ -197,7 +181,7 @@ def sweep(
 
     Examples:
     [bold]flare sim sweep --vary policy.arrival_shares=0.25,0.5,1,2 --rate 4 --duration 60[/bold]
-    [bold]flare sim sweep --vary policy=helios,fcfs --vary workload.rate_per_s=2,4,6 --out load[/bold]
+    [bold]flare sim sweep --vary policy=helios,fcfs --vary workload.rate_per_s=2,4 --out x[/bold]
     """
     asked = _asked(
         platform=platform,
@@ -216,9 +200,8 @@ def sweep(
         decision_time=decision_time,
     )
     own = ["--policy", policy, *(word for text in vary for word in ("--vary", text))]
-    _carry_out(
-        "sweep", own, asked, lambda: _swept(asked, policy, vary), jobs, out, plots, is_long=long
-    )
+    output = _Output(jobs, out, plots, long)
+    _carry_out("sweep", own, asked, lambda: _swept(asked, policy, vary), output)
 
 
 @sim.command("list")
@@ -279,18 +262,23 @@ def _swept(asked: Asked, policy: str, varied: Sequence[str]) -> list[Job]:
     return sweep_jobs(asked, policy, varied)
 
 
+class _Output(NamedTuple):
+    """How the runs are done and where their report goes."""
+
+    workers: int
+    out: Path | None
+    with_plots: bool
+    is_long: bool
+
+
 def _carry_out(
     verb: str,
     own: Sequence[str],
     asked: Asked,
     make_jobs: Callable[[], list[Job]],
-    workers: int,
-    out: Path | None,
-    plots: bool,
-    *,
-    is_long: bool,
+    output: _Output,
 ) -> None:
-    """Run the jobs, show and write the report; exit code 1 for failed runs, 130 for partial ones."""
+    """Run the jobs, show and write the report; exit codes: 1 runs failed, 130 interrupted."""
     from flare.sim.requests import command_line, report_of  # noqa: PLC0415 - as above.
     from flare.sim.running import run_jobs  # noqa: PLC0415 - as above.
     from flare.sim.show import show, write  # noqa: PLC0415 - as above.
@@ -299,14 +287,14 @@ def _carry_out(
     asked.metric_options()
     try:
         jobs = make_jobs()
-        done = run_jobs(jobs, workers=workers)
+        done = run_jobs(jobs, workers=output.workers)
     except SpecError as error:
         raise FlareError(str(error)) from error
     title = f"{verb}: {asked.workload} on {asked.platform}"
     report = report_of(title, command_line(verb, own, asked), asked, jobs, done)
-    show(report, is_long=is_long)
-    if out is not None:
-        write(report, out, with_plots=plots)
+    show(report, is_long=output.is_long)
+    if output.out is not None:
+        write(report, output.out, with_plots=output.with_plots)
     if report.failures:
         raise typer.Exit(1)
     if report.is_partial:

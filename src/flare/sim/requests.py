@@ -134,11 +134,11 @@ def sweep(asked: Asked, policy: str, varied: Sequence[str]) -> list[Job]:
     if count > MOST_RUNS:
         raise SpecError(f"this sweep has {count} runs; {MOST_RUNS} are the most")
     jobs = []
-    for values in itertools.product(*(values for _, values in axes)):
+    for combination in itertools.product(*(values for _, values in axes)):
         spec = asked.spec(policy)
-        for name, value in zip(names, values, strict=True):
+        for name, value in zip(names, combination, strict=True):
             spec = _varied(spec, name, value)
-        chosen = {_short(name): shown_value(v) for name, v in zip(names, values, strict=True)}
+        chosen = {_short(name): shown_value(v) for name, v in zip(names, combination, strict=True)}
         label = " ".join(v if k == "policy" else f"{k}={v}" for k, v in chosen.items())
         jobs.append(Job(label, spec, chosen, asked.decision_time))
     return jobs

@@ -21,7 +21,9 @@ def run_files(files: Sequence[Path]) -> bool:
     failed = total = 0
     out = results()
     for scenario in scenarios:
-        out.print(f"[bold]{escape(scenario.file)}[/bold]  {escape(scenario.prose)}", highlight=False)
+        out.print(
+            f"[bold]{escape(scenario.file)}[/bold]  {escape(scenario.prose)}", highlight=False
+        )
         try:
             verdicts = run_scenario(scenario)
         except ScenarioError as error:

@@ -50,7 +50,9 @@ def run_scenario(
         return float(found)
 
     return tuple(
-        Verdict(f"{scenario.file}:{check.line}", check.assertion.text, *judge(check.assertion, value))
+        Verdict(
+            f"{scenario.file}:{check.line}", check.assertion.text, *judge(check.assertion, value)
+        )
         for check in scenario.checks
     )
 
