@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from helios.scheduler import SchedulerError
 from scheduling_sim import acceptance, platforms, policies
 from scheduling_sim.faults import Faults
+from scheduling_sim.platform import Platform
 from scheduling_sim.simulation import Progress, Setup
 from scheduling_sim.workload import named
 
@@ -107,7 +108,7 @@ def setup_of(
 ) -> Setup:
     """Build what a run needs. Raises SpecError for unknown names, options and values."""
     seed = spec.seed
-    platform = _made("platform", spec.platform, platforms.platform)
+    platform = platform_of(spec.platform)
     workload = _made("workload", _seeded_workload(spec.workload, seed), named.workload)
     model = None
     if spec.acceptance is not None:
@@ -134,6 +135,19 @@ def setup_of(
     return setup if stopwatch is None else dataclasses.replace(setup, stopwatch=stopwatch)
 
 
+def platform_of(described: Named) -> Platform:
+    """Build a platform; `buckets=1,4,16` (or `widths=4,`) is a list. Raises SpecError."""
+    options = {name: _numbers(value) for name, value in described.options.items()}
+    return _made("platform", described, platforms.platform, options)
+
+
+def _numbers(value: Value) -> Value | tuple[Value, ...]:
+    if not isinstance(value, str) or "," not in value:
+        return value
+    numbers = tuple(value_of(word) for word in value.split(",") if word)
+    return value if any(isinstance(number, str) for number in numbers) else numbers
+
+
 def _seeded_workload(described: Named, seed: int) -> Named:
     """Return the workload with the run's seed, unless it has its own or draws nothing."""
     try:
@@ -145,9 +159,14 @@ def _seeded_workload(described: Named, seed: int) -> Named:
     return described.with_option("seed", seed)
 
 
-def _made(what: str, described: Named, build: Callable[..., _Made]) -> _Made:
+def _made(
+    what: str,
+    described: Named,
+    build: Callable[..., _Made],
+    options: Mapping[str, object] | None = None,
+) -> _Made:
     try:
-        return build(described.name, **described.options)
+        return build(described.name, **(described.options if options is None else options))
     except (ValueError, TypeError, SchedulerError) as error:
         # Builders with plain keywords refuse an unknown one by TypeError.
         message = str(error)

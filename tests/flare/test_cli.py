@@ -22,7 +22,7 @@ COMMANDS = ("run", "chat", "fetch", "plan", "prepare", "inspect", "bench", "trac
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in (*COMMANDS, "version"):
+    for name in (*COMMANDS, "sim", "version"):
         assert f" {name} " in text
 
 

@@ -11,7 +11,6 @@ from typing import Final
 from flare.errors import FlareError
 from flare.sim.provenance import provenance
 from flare.sim.running import Done, Job
-from scheduling_sim import platforms
 from scheduling_sim.metrics import MetricOptions, Objectives, measure
 from scheduling_sim.report import Report, ReportedRun
 from scheduling_sim.specs import (
@@ -21,6 +20,7 @@ from scheduling_sim.specs import (
     Value,
     named_of,
     options_of,
+    platform_of,
     shown_value,
     value_of,
 )
@@ -205,8 +205,7 @@ def _reported(done: Sequence[Done], options: MetricOptions) -> Iterator[Reported
     for one in done:
         if one.log is None:
             continue
-        described = one.job.spec.platform
-        resources = platforms.platform(described.name, **described.options).resources
+        resources = platform_of(one.job.spec.platform).resources
         tokens = resources.page_count * resources.page_size_tokens
         try:
             metrics = measure(one.log, dataclasses.replace(options, cache_tokens=tokens))

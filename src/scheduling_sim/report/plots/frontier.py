@@ -59,12 +59,23 @@ def frontier_figure(points: Sequence[Point], which_ttft: str, which_gap: str) ->
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.margins(0.18)
+    axes.set_xlim(_limits([point.ttft_ms for point in points]))
+    axes.set_ylim(_limits([point.gap_ms for point in points]))
     caption_axes(axes, "Lower left is better", f"TTFT {which_ttft}, ms", f"gap {which_gap}, ms")
     plain_log_ticks(axes.xaxis)
     plain_log_ticks(axes.yaxis)
     _label_points(figure, axes, points, {name: look.colour for name, look in style.items()})
     return figure
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis: room around the values, and a factor of 4 at least.
+
+    On a narrower axis a difference of a per cent would look like one of policy.
+    """
+    low, high = min(values), max(values)
+    room = max((high / low) ** 0.18, 1.2, 2 * (low / high) ** 0.5)
+    return low / room, high * room
 
 
 def _label_points(

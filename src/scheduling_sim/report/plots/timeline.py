@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from scheduling_sim.metrics.distribution import Floats
 from scheduling_sim.metrics.machine import column
@@ -69,7 +70,9 @@ def timeline_figure(runs: Sequence[ReportedRun]) -> Figure:
             one.set_yscale("log")
             plain_log_ticks(one.yaxis)
         else:
-            one.set_ylim(bottom=0)
+            # A quantity that stays at zero is drawn as such, not as rounding noise.
+            one.set_ylim(0, max(1.0, one.get_ylim()[1]))
+            one.yaxis.set_major_locator(MaxNLocator(4, integer=True))
             one.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         caption_axes(one, title, "", unit)
         one.set_xlim(0, bins.count * bins.seconds)
