@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from helios.scheduler import SchedulerError
 from scheduling_sim import acceptance, platforms, policies
@@ -19,6 +19,8 @@ from scheduling_sim.workload import named
 
 Value = str | int | float | bool
 _Made = TypeVar("_Made")
+_PROGRESS_TURNS: Final = 200
+"""A fraction of a second of wall time, so that a person's Ctrl-C is heard soon."""
 
 
 class SpecError(ValueError):
@@ -104,7 +106,7 @@ def setup_of(
     spec: RunSpec,
     *,
     stopwatch: Callable[[], int] | None = None,
-    on_progress: Callable[[Progress], bool] | None = None,
+    on_progress: Callable[[Progress], Any] | None = None,
 ) -> Setup:
     """Build what a run needs. Raises SpecError for unknown names, options and values."""
     seed = spec.seed
@@ -131,6 +133,7 @@ def setup_of(
         seed=seed,
         until_ns=None if spec.until_s is None else round(spec.until_s * 1e9),
         on_progress=on_progress,
+        progress_every=_PROGRESS_TURNS,
     )
     return setup if stopwatch is None else dataclasses.replace(setup, stopwatch=stopwatch)
 

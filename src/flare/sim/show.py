@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from flare.console import notices, results
 from scheduling_sim.report import Report, Table, headline_table, outputs, tables
 
+_PIPED_WIDTH: Final = 160
+
 
 def show(report: Report, *, is_long: bool) -> None:
     """Print the report: the service table, or every table, and how to make it again."""
     out = results()
+    if not out.is_terminal:
+        # A pipe or a file has no width; figures must not be cut to one that nobody chose.
+        out = Console(width=_PIPED_WIDTH)
     out.print(f"[bold]{escape(report.title)}[/bold]", highlight=False)
     for table in tables(report) if is_long else (headline_table(report),):
-        out.print(rich_table(table))
+        out.print(rich_table(table, out.width))
         if table.note:
             out.print(f"[dim]{escape(table.note)}[/dim]", highlight=False)
     for run in report.runs:
@@ -41,8 +48,13 @@ def show(report: Report, *, is_long: bool) -> None:
     out.print(f"[dim]{escape(report.provenance.line)}[/dim]", soft_wrap=True, highlight=False)
 
 
-def rich_table(table: Table) -> RichTable:
-    """Return a table for the terminal; a narrow one wraps headings, not numbers."""
+def rich_table(table: Table, width: int) -> RichTable:
+    """Return a table for a terminal of so many columns.
+
+    One that would not fit is turned on its side when it has one column of words: a figure a line.
+    """
+    if _least_width(table) > width and table.text_columns == 1 and table.rows:
+        table = _turned(table)
     drawn = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
     for place, column in enumerate(table.columns):
         is_text = place < table.text_columns
@@ -55,6 +67,18 @@ def rich_table(table: Table) -> RichTable:
     for cells in table.rows:
         drawn.add_row(*(escape(cell) for cell in cells))
     return drawn
+
+
+def _least_width(table: Table) -> int:
+    """Return the columns that a table takes with its headings in one line each."""
+    columns = zip(table.columns, *table.rows, strict=True)
+    return sum(max(len(cell) for cell in column) + 1 for column in columns)
+
+
+def _turned(table: Table) -> Table:
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    heads, *rest = columns
+    return table._replace(columns=("", *heads[1:]), rows=tuple(rest))
 
 
 def write(report: Report, directory: Path, *, with_plots: bool) -> None:

@@ -116,7 +116,7 @@ def judge(assertion: Assertion, figures: Figures) -> Judgement:
         return Judgement(False, "a division by zero")
     holds = all(
         _COMPARISONS[type(op)](low, high)
-        for op, low, high in zip(assertion.tree.ops, values, values[1:], strict=True)
+        for op, low, high in zip(assertion.tree.ops, values[:-1], values[1:], strict=True)
     )
     parts = [
         f"{ast.unparse(side)} = {value:.6g}"
