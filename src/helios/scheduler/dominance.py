@@ -6,9 +6,13 @@ not. Probes are exempt: they do not go through here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.geometry import Geometry
+from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.stages import extent_of
+from helios.scheduler.utility import Lane
 
 
 def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
@@ -16,15 +20,14 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
 
     A prerequisite is always filled, so of a pair only the following shape can be redundant.
     """
-    graph, cohort = candidate.graph_index, candidate.cohort
+    graph, served = candidate.graph_index, candidate.served
     if candidate.following_index is not None:
-        graph, cohort = candidate.following_index, candidate.following_lanes
+        graph, served = candidate.following_index, len(candidate.following_lanes)
     smaller = geometry.smaller_shapes[graph]
-    if not smaller or len(cohort) > geometry.largest_smaller[graph]:
+    if not smaller or served > geometry.largest_smaller[graph]:
         return False
-    lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
-    prompts = [lane for lane in cohort if lane.prompt_tokens]
-    served, width = len(cohort), max(lengths, default=0)
+    lengths, prompts = _work_of(candidate)
+    width = max(lengths, default=0)
     # Ceilings of a device may exceed P together; then another P shares its rows differently.
     rows = min(sum(lengths), int(geometry.packed[graph]))
     return any(
@@ -34,3 +37,12 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
         and all(extent_of(lane.request, prompt) == lane.prompt_tokens for lane in prompts)
         for batch, widest, packed, prompt in smaller
     )
+
+
+def _work_of(candidate: Candidate) -> tuple[Sequence[int], Sequence[Lane]]:
+    """Return the target rows of the lanes that generate, and the lanes that consume a prompt."""
+    if isinstance(candidate.lanes, DeferredLanes):
+        return candidate.lanes.ceilings, ()
+    cohort = candidate.cohort if candidate.following_index is None else candidate.following_lanes
+    lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
+    return lengths, [lane for lane in cohort if lane.prompt_tokens]

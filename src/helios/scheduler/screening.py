@@ -96,14 +96,13 @@ class Screening:
         first = int(free[bounds.take(free).argmax()])
         best = self._score(first)
         left = (bounds >= best).nonzero()[0]
-        packed = []
-        for place in left.tolist():
-            if even.is_tight[place]:
-                packed.append(place)
-            else:
+        if len(left) > 1:
+            is_tight = even.is_tight.take(left)
+            for place in left[~is_tight].tolist():
                 best = max(best, self._score(place))
-        if packed and not self._are_beaten(packed, best):
-            return None
+            tight = left[is_tight]
+            if len(tight) and not self._are_beaten(tight, best):
+                return None
         tied = [place for place, score in self._scores.items() if score == best]
         if len(tied) > 1:
             keys = [(float(self._known_ms[i]), -float(even.lanes[i])) for i in tied]
@@ -155,24 +154,26 @@ class Screening:
             score = self._scores[place] = rate_of(value, duration_ms, self._waiting)
         return score
 
-    def _are_beaten(self, places: list[int], best: float) -> bool:
+    def _are_beaten(self, places: Integers, best: float) -> bool:
         """Tell whether programs that P constrains all stay below the best score.
 
         k lanes have at most the k largest pending values and the P - k largest marginals. That is
         concave in k, so where the last lane's pending row is worth more than one more marginal, no
         smaller cohort has more than the largest.
         """
-        programs, lanes = self._programs, self._even.counts[places]
+        programs, lanes = self._programs, self._even.counts.take(places)
         tops = tops_of_all(self._tokens, self._streams.token, programs)
-        spare = np.minimum(programs.packed[places] - lanes, len(tops) - 2)
-        sums = self._row(0).sums
-        extra, pending = tops[spare], sums[lanes]
-        bounds = (pending + extra + self._credit[places]) * ROOM
-        bounds = bounds / self._known_ms[places] - self._half_waiting[places]
-        last = pending - sums[lanes - 1] + self._slope * self._known_ms[places]
-        is_open = (bounds >= best) | (last < tops[spare + 1] - extra)
-        left = is_open.nonzero()[0].tolist()
-        return all(self._is_beaten(places[index], best) for index in left)
+        spare = np.minimum(programs.packed.take(places) - lanes, len(tops) - 2)
+        known_ms, sums = self._known_ms.take(places), self._row(0).sums
+        extra, pending = tops.take(spare), sums.take(lanes)
+        bounds = pending + extra
+        bounds += self._credit.take(places)
+        bounds *= ROOM
+        bounds /= known_ms
+        bounds -= self._half_waiting.take(places)
+        last = pending - sums.take(lanes - 1) + self._slope * known_ms
+        is_open = (bounds >= best) | (last < tops.take(spare + 1) - extra)
+        return all(self._is_beaten(place, best) for place in places[is_open].tolist())
 
     def _is_beaten(self, place: int, best: float) -> bool:
         """Tell the same of one program, by the marginals of its own class and every size."""
