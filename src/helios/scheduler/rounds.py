@@ -19,6 +19,7 @@ from helios.scheduler.catalog import ProposalSource, RowAllocation
 from helios.scheduler.forecast import priced_from
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.requests import Request
+from helios.scheduler.roster import Roster, roster_of
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked, running_sums
 from helios.scheduler.utility import Estimates, Lane, Yields
 
@@ -27,16 +28,20 @@ SLACK = 1e-9
 
 
 def yields_of(
-    requests: Sequence[Request], programs: Generating, estimates: Estimates | None
+    requests: Sequence[Request],
+    programs: Generating,
+    estimates: Estimates | None,
+    roster: Roster | None = None,
 ) -> list[Yields]:
     """Return the expected yields of every variant of the generating programs.
 
-    Gains are survivals as they are; selection raises them to its exponent.
+    Gains are survivals as they are; selection raises them to its exponent. `roster` is that of the
+    requests, if there is one.
     """
     if estimates is None or programs.classes == 1 or not requests:
         limits = np.ones(len(requests), dtype=np.int64)
         return [Yields(np.zeros((len(requests), width - 1)), limits) for width in programs.widths]
-    reader = _Reader(requests, estimates)
+    reader = _Reader(requests, estimates, roster)
     found = []
     for index, (source, allocation) in enumerate(programs.variants):
         width = programs.widths[index]
@@ -65,10 +70,13 @@ class _Reader:
 
     __slots__ = ("_estimates", "_generated", "_limits", "_read", "_requests", "_rows")
 
-    def __init__(self, requests: Sequence[Request], estimates: Estimates) -> None:
+    def __init__(
+        self, requests: Sequence[Request], estimates: Estimates, roster: Roster | None = None
+    ) -> None:
+        roster = roster or roster_of(requests)
         self._requests, self._estimates = requests, estimates
-        self._limits = lane_limits(requests)
-        self._rows = _integers([request.row for request in requests])
+        self._limits = lane_limits(requests, is_capped=roster.is_capped)
+        self._rows = roster.rows
         self._generated = _integers([request.output_count for request in requests])
         self._read: dict[ProposalSource, Floats] = {}
         """Survivals of each source that was asked for: variants share them."""
@@ -119,7 +127,7 @@ def _index_of(source: ProposalSource) -> int:
 
 
 def _integers(values: list[int]) -> Integers:
-    return np.array(values, dtype=np.int64)
+    return np.fromiter(values, np.int64, len(values))
 
 
 class Pricing(NamedTuple):

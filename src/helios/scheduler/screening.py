@@ -108,9 +108,26 @@ class Screening:
             keys = [(float(self._known_ms[i]), -float(even.lanes[i])) for i in tied]
             least = min(keys)
             tied = [place for place, key in zip(tied, keys, strict=True) if key == least]
+        if len(tied) > 1 and int(even.counts[tied].min()) == len(self._streams.requests):
+            # Everybody is served by all of them: what is left of the rank is padding and catalog.
+            tied = [min(tied, key=lambda place: (self._padding(place), self._graph(place)))]
         found = [self._candidate(place, best) for place in tied]
         winner = found[0] if len(found) == 1 else min(found, key=rank_key)
         return None if is_dominated(self._view.shapes.geometry, winner) else winner
+
+    def _graph(self, place: int) -> int:
+        return int(self._programs.graph[place])
+
+    def _padding(self, place: int) -> int:
+        """Return the rows and prompt positions without work of a program without a prompt."""
+        programs, served = self._programs, int(self._even.counts[place])
+        width, lane_class = int(programs.width[place]), int(programs.lane_class[place])
+        used, lengths = width * served, self._row(lane_class).lengths
+        if lengths is not None:
+            used = int(lengths.take(self._row(lane_class).order[:served]).sum())
+        if programs.prompt[place]:
+            return int(programs.prompt[place]) + (int(programs.batch[place]) - 1) * width - used
+        return int(programs.packed[place]) - used
 
     def _bounds(self) -> Floats:
         """Return a bound of every program's score: no lane is worth more than the best of its class
@@ -210,20 +227,17 @@ class Screening:
             row.tokens.take(chosen).tolist(),
             partial(_lanes_of, streams, row, width),
         )
-        duration_ms, used = float(self._known_ms[place]), sum(lanes.ceilings)
-        capacity = int(programs.packed[place])
-        if programs.prompt[place]:
-            capacity = int(programs.prompt[place]) + (int(programs.batch[place]) - 1) * width
+        duration_ms = float(self._known_ms[place])
         return Candidate(
             True,
             -score,
             duration_ms,
             -served,
-            int(programs.graph[place]),
+            self._graph(place),
             duration_ms,
             lanes,
             self._slope,
-            capacity - used,
+            self._padding(place),
             None,
             0.0,
             None,

@@ -8,7 +8,7 @@ the speed of the move, never its target d/s (docs/design/scheduling-utility.md s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 PRICE_FLOOR = 1e-120
@@ -53,10 +53,7 @@ def flow_over(
 def served_flows(
     served: Iterable[float], interval_ms: float, reference_rate: float, adaptation_ms: float
 ) -> dict[float, tuple[float, float]]:
-    """Return keep and gain of `flow_over` by every count, each once.
-
-    A round expects its own count of every lane, so a decision needs as many flows as lanes.
-    """
+    """Return keep and gain of `flow_over` by every count, each once."""
     flows: dict[float, tuple[float, float]] = {}
     exp, expm1 = math.exp, math.expm1
     for count in dict.fromkeys(served):
@@ -66,6 +63,25 @@ def served_flows(
             exponent = count / reference_rate / adaptation_ms
             flows[count] = (exp(-exponent), (interval_ms / count) * -expm1(-exponent))
     return flows
+
+
+def lane_flows(
+    served: Sequence[float], interval_ms: float, reference_rate: float, adaptation_ms: float
+) -> list[tuple[float, float]]:
+    """Return keep and gain of `flow_over` of every count in their order, at least one.
+
+    A round expects its own count of every lane, so a decision needs as many flows as lanes.
+    """
+    first = served[0]
+    if served.count(first) == len(served) or min(served) <= 0.0:
+        flows = served_flows(served, interval_ms, reference_rate, adaptation_ms)
+        return list(map(flows.__getitem__, served))
+    exponents = [-(count / reference_rate / adaptation_ms) for count in served]
+    gains = [
+        (interval_ms / count) * -moved
+        for count, moved in zip(served, map(math.expm1, exponents), strict=True)
+    ]
+    return list(zip(map(math.exp, exponents), gains, strict=True))
 
 
 def arrival_price(shares: float, residents: int, reference_rate: float) -> float:

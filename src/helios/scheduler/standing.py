@@ -17,6 +17,7 @@ from helios.scheduler.geometry import PLAIN
 from helios.scheduler.plan import ScheduledPlan
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
+from helios.scheduler.roster import Roster, roster_of
 from helios.scheduler.rounds import yields_of
 from helios.scheduler.service import arrival_price
 from helios.scheduler.tenants import Account
@@ -59,6 +60,7 @@ class Standing:
     __slots__ = (
         "_burst_tokens",
         "_estimates",
+        "_roster",
         "_shapes",
         "_token_interval",
         "_yields",
@@ -86,7 +88,10 @@ class Standing:
         *,
         has_tenants: bool = False,
         estimates: Estimates | None = None,
+        last: Standing | None = None,
     ) -> None:
+        """Sort the resident requests; `last` is the standing of an earlier state of them."""
+        self._roster: Roster | None = None if last is None else last._roster
         self.decoders: list[Request] = []
         self.blocked: list[Request] = []
         """Streams that need prerequisites before their next token."""
@@ -274,11 +279,17 @@ class Standing:
         return tuple(found)
 
     @property
+    def roster(self) -> Roster:
+        """What does not change while the same decoders are ready."""
+        self._roster = roster_of(self.decoders, self._roster)
+        return self._roster
+
+    @property
     def yields(self) -> list[Yields]:
         """What rounds of every variant are expected to commit, in the order of the decoders."""
         if self._yields is None:
             programs = self._shapes.geometry.generating
-            self._yields = yields_of(self.decoders, programs, self._estimates)
+            self._yields = yields_of(self.decoders, programs, self._estimates, self.roster)
         return self._yields
 
     @property

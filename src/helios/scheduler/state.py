@@ -131,6 +131,7 @@ class State:
                 table.resident,
                 has_tenants=table.waiting.has_tenants,
                 estimates=self.estimates(),
+                last=standing,
             )
             self.memo = (self.version, standing)
         return standing

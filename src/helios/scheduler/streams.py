@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from helios.scheduler.geometry import Integers
 from helios.scheduler.requests import UNLIMITED, Request
+from helios.scheduler.roster import roster_of
 from helios.scheduler.utility import Units, View, Yields
 
 Floats = npt.NDArray[np.float64]
@@ -201,30 +202,35 @@ def running_sums(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
     """Price the view's decoders; `interval_ms` is their reference interval (sigma)."""
     requests: Sequence[Request] = view.decoders
+    count, roster = len(requests), view.roster or roster_of(requests)
     used_list = [request.last_used for request in requests]
-    arrivals = [request.arrival for request in requests]
-    used: Integers = np.array(used_list, dtype=np.int64)
-    arrival: Integers = np.array(arrivals, dtype=np.int64)
-    weights = np.array([request.weight for request in requests])
+    arrival, weights = roster.arrival, roster.weights
+    is_rising = roster.is_rising
+    if count and used_list.count(used_list[0]) == count:
+        used: Integers = np.full(count, used_list[0])
+    else:
+        used = np.fromiter(used_list, np.int64, count)
+        is_rising = is_rising and used_list == sorted(used_list)
     shares = None if view.stream_shares is None else np.array(view.stream_shares)
-    tokens: Floats = np.array(view.token_prices, dtype=np.float64)
-    deliveries: Floats = np.array(view.delivery_prices, dtype=np.float64)
-    ages: Floats = np.array(view.ages_ms, dtype=np.float64)
+    tokens: Floats = np.fromiter(view.token_prices, np.float64, count)
+    deliveries: Floats = np.fromiter(view.delivery_prices, np.float64, count)
+    ages: Floats = np.fromiter(view.ages_ms, np.float64, count)
     place: Integers | None = None
-    if used_list != sorted(used_list) or arrivals != sorted(arrivals):
+    if not is_rising:
         place = np.lexsort((arrival, used))
         requests = [requests[index] for index in place.tolist()]
         used, arrival, weights = used[place], arrival[place], weights[place]
         tokens, deliveries, ages = tokens[place], deliveries[place], ages[place]
         shares = None if shares is None else shares[place]
     age = units.age * (interval_ms or 0.0) * ages
+    weighing: Floats | float = roster.heaviest if roster.is_even else weights
     return Streams(
         requests,
-        units.output_token + priced(units, units.token_fairness, weights, tokens),
+        units.output_token + priced(units, units.token_fairness, weighing, tokens),
         priced(
             units,
             units.delivery_fairness,
-            weights if shares is None else weights * shares,
+            weighing if shares is None else weights * shares,
             deliveries,
         ),
         age if shares is None else age * shares,
@@ -235,15 +241,13 @@ def streams_of(view: View, units: Units, interval_ms: float | None) -> Streams:
     )
 
 
-def priced(units: Units, coefficient: float, weights: Floats, prices: Floats) -> Floats:
+def priced(units: Units, coefficient: float, weights: Floats | float, prices: Floats) -> Floats:
     """Return scale * coefficient * weight * price of every entry, float64 [n]."""
     if units.is_plain:
         return coefficient * weights * prices
+    each = np.broadcast_to(weights, prices.shape).tolist()
     return np.array(
-        [
-            units.priced(coefficient, w, p)
-            for w, p in zip(weights.tolist(), prices.tolist(), strict=True)
-        ]
+        [units.priced(coefficient, w, p) for w, p in zip(each, prices.tolist(), strict=True)]
     )
 
 
@@ -257,11 +261,11 @@ def lane_limit(request: Request) -> int:
     return max(1, min(left, request.spec.width_limit or left))
 
 
-def lane_limits(requests: Sequence[Request]) -> Integers:
-    """Return the limit of every request, int64 [n]."""
+def lane_limits(requests: Sequence[Request], *, is_capped: bool = True) -> Integers:
+    """Return the limit of every request, int64 [n]; `is_capped` unless no request has a cap."""
     left = [r.max_output - r.output_count - r.queued_tokens for r in requests]
     reaches = [request.reach for request in requests]
-    caps = [request.spec.width_limit for request in requests]
+    caps = [request.spec.width_limit for request in requests] if is_capped else ()
     if any(caps) or min(reaches, default=UNLIMITED) < UNLIMITED:
         return np.array([lane_limit(request) for request in requests], dtype=np.int64)
-    return np.maximum(np.array(left, dtype=np.int64), 1)
+    return np.maximum(np.fromiter(left, np.int64, len(left)), 1)

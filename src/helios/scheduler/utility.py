@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from helios.scheduler.config import PolicyConfig, SpeculationConfig
 from helios.scheduler.forecast import ForecastTable
 from helios.scheduler.geometry import Geometry, Integers
 from helios.scheduler.requests import Request
+from helios.scheduler.roster import Roster
 from helios.scheduler.service import machine_rate, reference_interval_ms
 from helios.scheduler.stages import extent_of
 
@@ -111,6 +112,7 @@ class View:
         "prompt_accounts",
         "prompt_costs",
         "prompt_prices",
+        "roster",
         "shapes",
         "start_ns",
         "stream_shares",
@@ -142,6 +144,8 @@ class View:
         self.yields: list[Yields] | None = None
         """What rounds are expected to commit, when whoever made the view has it already."""
         self.decoders: list[Request] = []
+        self.roster: Roster | None = None
+        """Of the decoders, when whoever made the view has it already."""
         self.token_prices: list[float] = []
         """Of the decoders in their order; zero while no reference rate made it physical."""
         self.delivery_prices: list[float] = []
@@ -371,24 +375,18 @@ def _log_scale(view: View) -> tuple[float, bool]:
     The factor is one while no unit value exceeds e**LOG_LIMIT.
     """
     policy = view.policy
-    weight = 1.0
-    for group in (view.decoders, view.blocked, view.prefilling, view.initializing):
+    weight = 1.0 if view.roster is None else max(1.0, view.roster.heaviest)
+    others = () if view.roster is not None else view.decoders
+    for group in (others, view.blocked, view.prefilling, view.initializing):
         if group:
             weight = max(weight, *[request.weight for request in group])
     weight = phase_weighted(weight, prefill_weight(view))
-    token = max(
-        max(view.token_prices, default=0.0),
-        max(view.blocked_token_prices, default=0.0),
-        max(view.prompt_prices.values(), default=0.0),
-    )
-    delivery = max(
-        max(view.delivery_prices, default=0.0), max(view.blocked_delivery_prices, default=0.0)
-    )
+    token = _largest(view.token_prices, view.blocked_token_prices, view.prompt_prices.values())
+    delivery = _largest(view.delivery_prices, view.blocked_delivery_prices)
     # An age credit is at most c * sigma * (A + L), and sigma is at most 64 durations.
     longest_ms = float(view.durations[view.durations.argmax()]) * 64.0 + 1.0
-    age_ms = max(max(view.ages_ms, default=0.0), max(view.blocked_ages_ms, default=0.0))
-    age_ms += longest_ms
-    terminal_age_ms = max(view.terminal_ages_ms, default=0.0) + longest_ms
+    age_ms = _largest(view.ages_ms, view.blocked_ages_ms) + longest_ms
+    terminal_age_ms = _largest(view.terminal_ages_ms) + longest_ms
     products = (
         (policy.output_token_value, 1.0, 1.0),
         (policy.token_fairness, weight, token),
@@ -401,6 +399,11 @@ def _log_scale(view: View) -> tuple[float, bool]:
         return 0.0, True
     peak = max(_log(a) + _log(b) + _log(c) for a, b, c in products)
     return min(0.0, LOG_LIMIT - peak), False
+
+
+def _largest(*groups: Collection[float]) -> float:
+    """Return the largest of several groups of numbers; zero where all are empty."""
+    return max([max(group) for group in groups if group], default=0.0)
 
 
 def _log(value: float) -> float:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.plan import ScheduledPlan
 from helios.scheduler.requests import Request
-from helios.scheduler.service import Flow, flow_over, served_flows
+from helios.scheduler.service import Flow, flow_over, lane_flows
 from helios.scheduler.standing import Standing
 from helios.scheduler.tenants import Account, waiting_floor
 from helios.scheduler.units import NANOSECONDS_PER_MS, Fence, ms_of
@@ -143,8 +143,7 @@ def outlook_of(frame: Frame, start_ns: int, adaptation_ms: float) -> Outlook:
     streams = frame.shares[0]
     served: list[tuple[float, float]] = [_STILL] * len(tokens)
     if streams.token_rate is not None:
-        flows = served_flows(tokens, duration_ms, streams.token_rate, adaptation_ms)
-        served = list(map(flows.__getitem__, tokens))
+        served = lane_flows(tokens, duration_ms, streams.token_rate, adaptation_ms)
     return Outlook(
         duration_ms,
         ms_of(start_ns - frame.expected_end_ns),
