@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scheduling_sim.baselines.policy import Lane, Rank, Served, View
-from scheduling_sim.baselines.prompting import prompt_lanes
+from scheduling_sim.baselines.ranked import ranked_lanes
 from scheduling_sim.baselines.requests import Request
 
 QUANTUM_RATIO = 2
@@ -94,25 +94,10 @@ class SkipJoinMlfq:
                 place.used_ns = 0
 
     def choose(self, view: View) -> Sequence[Lane]:
-        """Return the highest requests: generating lanes, and the prompts that are among them."""
+        """Return the requests of the highest queues."""
         self._promote(view)
         limit = min(self._batch_lanes or view.lanes, view.lanes)
-        newcomers = view.seats(self._by_rank(view.waiting))
-        if view.seats_first:
-            seats = prompt_lanes(view, [], newcomers, 0)
-            if seats:
-                return seats
-        best = sorted([*view.decoders, *view.prompts], key=self.rank)[:limit]
-        begun = [request for request in best if request.sent < request.target]
-        decoders = [request for request in best if request.sent >= request.target]
-        beside = view.prompt_room(len(decoders))
-        room = beside or view.prompt_room(0)
-        prompts = prompt_lanes(view, begun, newcomers, room)[: limit - len(decoders) or None]
-        if not prompts or beside:
-            return [Lane(request) for request in decoders] + prompts
-        # No graph holds both: the higher side runs.
-        above = not decoders or self.rank(prompts[0].request) <= self.rank(decoders[0])
-        return prompts if above else [Lane(request) for request in decoders]
+        return ranked_lanes(view, self.rank, limit)
 
     def _promote(self, view: View) -> None:
         """Return the starved to the first queue."""
@@ -120,6 +105,3 @@ class SkipJoinMlfq:
             place = self._places[request.index]
             if place.level and view.now_ns - place.served_ns >= self._starvation_ns:
                 place.level, place.used_ns, place.served_ns = 0, 0, view.now_ns
-
-    def _by_rank(self, waiting: Sequence[Request]) -> Sequence[Request]:
-        return sorted(waiting, key=self.rank)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduling_sim.baselines.policy import Lane, Rank, View
-from scheduling_sim.baselines.prompting import prompt_lanes
+from scheduling_sim.baselines.ranked import ranked_lanes
 from scheduling_sim.baselines.requests import Request
 
 
@@ -52,19 +52,4 @@ class ShortestRemaining:
     def choose(self, view: View) -> Sequence[Lane]:
         """Return the requests with the least work left."""
         limit = min(self._batch_lanes or view.lanes, view.lanes)
-        line = view.seats(sorted(view.waiting, key=self.rank))
-        if view.seats_first:
-            seats = prompt_lanes(view, [], line, 0)
-            if seats:
-                return seats
-        newcomers = [] if view.seats_first else list(line)
-        ready = [*view.decoders, *view.prompts, *newcomers]
-        best = sorted(ready, key=self.rank)[:limit]
-        chosen = [r for r in best if r.row < 0 or r.sent < r.target]
-        decoders = [r for r in best if r.row >= 0 and r.sent >= r.target]
-        beside = view.prompt_room(len(decoders))
-        prompts = prompt_lanes(view, chosen, iter(()), beside or view.prompt_room(0))
-        if not prompts or beside:
-            return [Lane(request) for request in decoders] + prompts
-        above = not decoders or self.rank(prompts[0].request) <= self.rank(decoders[0])
-        return prompts if above else [Lane(request) for request in decoders]
+        return ranked_lanes(view, self.rank, limit)

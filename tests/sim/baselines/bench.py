@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from helios.scheduler import (
     Catalog,
@@ -86,7 +86,7 @@ def resources(**changes: object) -> ResourceConfig:
 class LinearCosts:
     """A step takes 1 ms, and 10 us more per token position."""
 
-    def step_ns(self, graph: GraphDescriptor | None, lanes: list[LaneWork]) -> int:
+    def step_ns(self, graph: GraphDescriptor | None, lanes: Sequence[LaneWork]) -> int:
         tokens = sum(lane.new_tokens for lane in lanes)
         if graph is not None:
             tokens = graph.rows + graph.prefill_capacity
@@ -139,7 +139,7 @@ class Bench:
         self.starts_ns: list[int] = []
         self._flights: deque[tuple[Fence, ScheduledPlan, list[CompletionRecord], int]] = deque()
         self._fence = 0
-        self.costs = LinearCosts()
+        self.costs: LinearCosts = LinearCosts()
 
     def submit(self, prompt: int, output: int, **fields: object) -> RequestHandle:
         limit = int(fields.pop("max_output_tokens", output))  # type: ignore[call-overload]
