@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from helios.scheduler import (
     CompletionError,
@@ -13,9 +14,12 @@ from helios.scheduler import (
     GraphKind,
     Phase,
     ScheduledPlan,
+    ScheduledStep,
 )
 from scheduling_sim.baselines.policy import Served
 from scheduling_sim.baselines.requests import Request
+
+_new = tuple.__new__
 
 
 @dataclasses.dataclass(slots=True)
@@ -29,6 +33,17 @@ class Frame:
     """Target rows per lane; zero for every lane that does not generate."""
 
 
+class Outcome(NamedTuple):
+    """What a completed frame achieved."""
+
+    tokens: list[GeneratedToken]
+    served: list[Served]
+    """Of each live lane; empty when nobody observes."""
+    ended: list[Request]
+    leaving: list[Request]
+    """Requests whose row may come back now."""
+
+
 def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:
     """Raise CompletionError when the records contradict the plan."""
     steps = frame.plan.steps
@@ -37,75 +52,85 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:
             f"fence {frame.fence}: {len(steps)} lanes were committed, {len(records)} completed"
         )
     for step, request, record in zip(steps, frame.requests, records, strict=True):
-        produced, ceiling = len(record.tokens), step.output_ceiling
-        fault = None
-        if record.handle != step.handle:
-            fault = f"the record names {record.handle}"
-        elif record.prompt_tokens != step.prompt_tokens:
-            fault = f"{step.prompt_tokens} prompt tokens were scheduled, {record.prompt_tokens} ran"
-        elif produced > ceiling:
-            fault = f"{produced} tokens, at most {ceiling} fit"
-        elif produced and request.has_end_token:
-            fault = "a token after the request's end token"
-        elif record.terminated and not produced and not request.has_end_token:
-            fault = "terminated without a token"
-        elif ceiling and not produced and _is_live(request):
-            fault = "no token, but nothing ended the request before"
-        if fault is not None:
-            raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
+        if (
+            record.handle != step.handle
+            or record.prompt_tokens != step.prompt_tokens
+            or record.terminated
+            or request.phase > Phase.DECODE
+            or not 0 < len(record.tokens) <= step.output_ceiling
+        ):
+            fault = _fault_of(step, request, record)
+            if fault is not None:
+                raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
 
 
-def advance(
-    frame: Frame, records: Sequence[CompletionRecord]
-) -> tuple[list[GeneratedToken], list[Served], list[Request]]:
-    """Advance every lane of a checked frame.
+def _fault_of(step: ScheduledStep, request: Request, record: CompletionRecord) -> str | None:
+    """Say how a lane's record contradicts its step; None when it does not."""
+    produced, ceiling = len(record.tokens), step.output_ceiling
+    if record.handle != step.handle:
+        return f"the record names {record.handle}"
+    if record.prompt_tokens != step.prompt_tokens:
+        return f"{step.prompt_tokens} prompt tokens were scheduled, {record.prompt_tokens} ran"
+    if produced > ceiling:
+        return f"{produced} tokens, at most {ceiling} fit"
+    if request.has_end_token:
+        # The earlier frame ended this request on the device, where a finished row stays silent.
+        return "a token after the request's end token" if produced else None
+    if record.terminated and not produced:
+        return "terminated without a token"
+    if ceiling and not produced and _is_live(request):
+        return "no token, but nothing ended the request before"
+    return None
 
-    Returns the tokens, what each live lane achieved, and the requests that ended.
-    """
-    tokens: list[GeneratedToken] = []
-    served: list[Served] = []
-    ended: list[Request] = []
-    is_binding = frame.plan.graph.kind is GraphKind.INITIALIZE
+
+def advance(frame: Frame, records: Sequence[CompletionRecord], *, is_observed: bool) -> Outcome:
+    """Advance every lane of a checked frame."""
+    outcome = Outcome([], [], [], [])
+    kind, fence = frame.plan.graph.kind, frame.fence
+    is_binding, is_terminal = kind is GraphKind.INITIALIZE, kind is GraphKind.TERMINAL
     for step, request, record, width in zip(
         frame.plan.steps, frame.requests, records, frame.widths, strict=True
     ):
         request.in_flight -= 1
         request.queued -= step.output_ceiling
         request.is_wide = False
-        if not _is_live(request):
-            request.has_end_token |= record.terminated
-            continue
+        if request.phase > Phase.DECODE:
+            if is_terminal or step.is_retired or request.phase is Phase.DRAINING:
+                outcome.leaving.append(request)
+            if not _is_live(request) or is_terminal:
+                request.has_end_token |= record.terminated
+                continue
         if is_binding:
             if request.phase is Phase.INITIALIZING:
                 request.phase = Phase.PREFILL
             continue
-        over = _commit(request, record, frame.fence, tokens)
+        over = bool(record.tokens) and _commit(request, record, fence, outcome.tokens)
         if over:
-            ended.append(request)
-        served.append(Served(request, step.prompt_tokens, len(record.tokens), width, over))
-    return tokens, served, ended
+            outcome.ended.append(request)
+        if is_observed:
+            outcome.served.append(
+                Served(request, step.prompt_tokens, len(record.tokens), width, over)
+            )
+    return outcome
 
 
 def _commit(
     request: Request, record: CompletionRecord, fence: Fence, tokens: list[GeneratedToken]
 ) -> bool:
-    """Commit a live lane's output; tell whether it was the last."""
-    produced = len(record.tokens)
-    if not produced:
-        return False
-    count = request.output_count
-    request.output_count = count + produced
-    over = record.terminated or request.output_count >= request.max_output
-    if over:
+    """Commit a live lane's output, at least one token; tell whether the last one is among it."""
+    count, handle = request.output_count, request.handle
+    request.output_count = count + len(record.tokens)
+    for token in record.tokens:
+        # The constructor of a named tuple does this through one call more.
+        tokens.append(_new(GeneratedToken, (handle, token, count, fence, False)))
+        count += 1
+    if record.terminated or count >= request.max_output:
+        tokens[-1] = tokens[-1]._replace(is_last=True)
         request.has_end_token = record.terminated
-    elif request.phase is Phase.PREFILL:
+        return True
+    if request.phase is Phase.PREFILL:
         request.phase = Phase.DECODE
-    last = produced - 1
-    for place, token in enumerate(record.tokens):
-        tokens.append(
-            GeneratedToken(request.handle, token, count + place, fence, over and place == last)
-        )
-    return over
+    return False
 
 
 def _is_live(request: Request) -> bool:

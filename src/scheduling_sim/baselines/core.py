@@ -39,7 +39,7 @@ from scheduling_sim.baselines.plans import Draft, state_draft, step_draft
 from scheduling_sim.baselines.policy import Lane, Observer, Policy
 from scheduling_sim.baselines.requests import Request
 from scheduling_sim.baselines.residents import Residents
-from scheduling_sim.baselines.seating import CoreView, fill, is_short
+from scheduling_sim.baselines.seating import CoreView, make_room
 from scheduling_sim.baselines.shapes import Shapes
 
 MAX_FRAMES = 2
@@ -200,16 +200,19 @@ class BaselineCore:
         if seats and not self._shapes.is_free and self._residents.seat(seats):
             return []
         residents = [lane for lane in lanes if lane.request.row >= 0]
-        if not self._shapes.is_free and self._frames and is_short(residents, self._memory):
+        needs = self._memory.needs(residents)
+        if sum([count for _, count in needs]) <= self._memory.pool.free:
+            for request, count in needs:
+                self._memory.grow(request, count)
+            return residents + self._residents.seat(seats) if seats else residents
+        if not self._shapes.is_free and self._frames:
             # Rows of a prepared catalog keep their pages up to their last frame's end.
             return []
-        filled, victims = fill(
+        filled, victims = make_room(
             residents, self._residents.rows.values(), self._memory, self._policy.rank
         )
         for victim in victims:
             self._residents.preempt(victim)
-        if self._shapes.is_free and not victims:
-            filled += self._residents.seat(seats)
         return filled
 
     def explain(self) -> Sequence[CandidateScore]:
@@ -229,7 +232,7 @@ class BaselineCore:
             or len(self._frames) >= self._frames_limit
         ):
             raise StalePlanError("the state changed after the plan was made")
-        requests = tuple(self._table.live(step.handle) for step in plan.steps)
+        requests = draft.requests
         self._last_fence = fence
         self._residents.version += 1
         is_binding = plan.graph.kind is GraphKind.INITIALIZE
@@ -256,16 +259,15 @@ class BaselineCore:
         check_records(frame, records)
         self._residents.version += 1
         self._frames.popleft()
-        tokens, served, ended = advance(frame, records)
-        for request in ended:
+        outcome = advance(frame, records, is_observed=self._observer is not None)
+        for request in outcome.ended:
             self._residents.end(request)
-        is_terminal = frame.plan.graph.kind is GraphKind.TERMINAL
-        for step, request in zip(frame.plan.steps, frame.requests, strict=True):
-            if request.phase is Phase.DRAINING or is_terminal or step.is_retired:
-                self._residents.leave(request)
+        for request in outcome.leaving:
+            self._residents.leave(request)
+        served = outcome.served
         if served and self._observer is not None:
             self._observer.served(served, max(timing.device_ns, default=0), self._now_ns)
-        return tokens
+        return outcome.tokens
 
     def complete_with_survival(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from helios.scheduler import InvalidRequestError, RequestSpec, ResourceConfig
 from scheduling_sim.baselines.pages import PagePool, PrefixCache
+from scheduling_sim.baselines.policy import Lane
 from scheduling_sim.baselines.requests import Request
 
 
@@ -106,25 +107,27 @@ class Memory:
             tokens = spec.prompt_tokens + spec.max_output_tokens + resources.draft_extent_tokens
             request.pages += self.pool.take(resources.pages_for(tokens) - len(hit))
 
-    def missing(self, request: Request, new_tokens: int) -> int:
-        """Return how many more pages a resident needs for its next tokens."""
-        end = request.position + new_tokens
+    def needs(self, lanes: Sequence[Lane]) -> list[tuple[Request, int]]:
+        """Return the residents that need more pages for their lanes, and how many."""
         if not self.grows:
-            return 0
-        if request.sent >= request.target:
-            # A round writes its proposals too, beyond what it may commit.
-            end += self.resources.draft_extent_tokens
-        return self.resources.pages_for(end) - len(request.pages)
+            return []
+        needs = []
+        size, draft = self.resources.page_size_tokens, self.resources.draft_extent_tokens
+        for request, chunk, width in lanes:
+            if request.sent < request.target:
+                end = request.sent + chunk
+            else:
+                # A round writes its proposals too, beyond what it may commit.
+                end = request.decode_base + request.output_count + request.queued + width + draft
+            held = len(request.pages)
+            if end > held * size:
+                needs.append((request, self.resources.pages_for(end) - held))
+        return needs
 
-    def grow(self, request: Request, new_tokens: int) -> bool:
-        """Give a resident pages for its next tokens; False when there are not enough."""
-        count = self.missing(request, new_tokens)
-        if count > 0:
-            if count > self.pool.free:
-                return False
-            request.pages += self.pool.take(count)
-            request.page_tuple = None
-        return True
+    def grow(self, request: Request, count: int) -> None:
+        """Give a resident that many free pages more."""
+        request.pages += self.pool.take(count)
+        request.page_tuple = None
 
     def strip(self, request: Request) -> None:
         """Take all pages of a resident; it may find them again while nobody else took them."""

@@ -17,22 +17,29 @@ from scheduling_sim.baselines.policy import Lane
 from scheduling_sim.baselines.requests import Request
 from scheduling_sim.baselines.shapes import Fit, Shapes
 
+_new = tuple.__new__
+_NO_STATE = (-1, -1, 0, False, 0)
+"""A step's fields behind `mixed`: nothing is restored, encoded, retired or bound."""
+
 
 class Draft(NamedTuple):
     """A plan and what its completion has to know besides."""
 
     plan: ScheduledPlan
+    requests: tuple[Request, ...]
+    """In lane order."""
     widths: tuple[int, ...]
     """Target rows per lane; zero for every lane that does not generate."""
 
 
 def state_draft(fit: Fit, requests: Sequence[Request], *, epoch: int) -> Draft:
     """Return the frame that binds or clears the rows of as many requests as the graph holds."""
+    held = tuple(requests[: fit.graph.batch_capacity])
     steps = [
         ScheduledStep(request.handle, request.row, request.sent, 0, 0, request.pages_now())
-        for request in requests[: fit.graph.batch_capacity]
+        for request in held
     ]
-    return Draft(_plan_of(fit, steps, epoch=epoch), (0,) * len(steps))
+    return Draft(_plan_of(fit, steps, epoch=epoch), held, (0,) * len(held))
 
 
 def step_draft(
@@ -43,26 +50,28 @@ def step_draft(
     mixed = {}
     if fit.graph.kind is GraphKind.MIXED:
         mixed = {role: MixedLane(role, shapes.mode) for role in MixedRole}
-    prefill_row, steps, widths = -1, [], []
-    for place, lane in enumerate(lanes):
-        request, chunk = lane.request, lane.prompt_tokens
+    prefill_row = -1
+    steps: list[ScheduledStep] = []
+    widths: list[int] = []
+    prompt, generate = mixed.get(MixedRole.PROMPT), mixed.get(MixedRole.GENERATE)
+    for request, chunk, width in lanes:
+        pages = request.page_tuple or request.pages_now()
         if chunk:
-            role, width, ceiling = MixedRole.PROMPT, 0, int(request.sent + chunk == request.target)
-            prefill_row = place
+            prefill_row = len(steps)
+            ceiling = int(request.sent + chunk == request.target)
+            position, role = request.sent, prompt
+            widths.append(0)
         else:
-            role, width = MixedRole.GENERATE, lane.width
-            ceiling = min(width, request.outputs_left)
-        widths.append(width)
+            made = request.output_count + request.queued
+            ceiling = min(width, request.max_output - made)
+            position, role = request.decode_base + made, generate
+            widths.append(width)
+        handle, row, expected = request.handle, request.row, float(ceiling)
+        # The constructor of a named tuple does this through one call more.
         steps.append(
-            ScheduledStep(
-                request.handle,
-                request.row,
-                request.position,
-                chunk,
-                ceiling,
-                request.pages_now(),
-                float(ceiling),
-                mixed.get(role),
+            _new(
+                ScheduledStep,
+                (handle, row, position, chunk, ceiling, pages, expected, role, *_NO_STATE),
             )
         )
     for request in retiring:
@@ -70,7 +79,8 @@ def step_draft(
         widths.append(0)
     is_one_of_many = bool(mixed) and not shapes.is_free
     plan = _plan_of(fit, steps, epoch=epoch, prefill_row=prefill_row if is_one_of_many else -1)
-    return Draft(plan, tuple(widths))
+    requests = (*[lane.request for lane in lanes], *retiring)
+    return Draft(plan, requests, tuple(widths))
 
 
 def _plan_of(

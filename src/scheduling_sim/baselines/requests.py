@@ -14,6 +14,7 @@ class Request:
 
     __slots__ = (
         "arrival_ns",
+        "decode_base",
         "foretold",
         "handle",
         "has_end_token",
@@ -59,6 +60,8 @@ class Request:
         """Pages that it lost in a preemption and may find again."""
         self.target = spec.prompt_tokens
         """Tokens to consume before the next output: the prompt, and outputs to be replayed."""
+        self.decode_base = spec.prompt_tokens - 1
+        """Tokens in the cache when the first output token is fed, less the outputs before it."""
         self.sent = 0
         """Of these, how many are in the cache once every submitted frame is done."""
         self.output_count = 0
@@ -88,7 +91,7 @@ class Request:
         """Tokens in the cache when the next frame starts, everything in flight being done."""
         if self.sent < self.target:
             return self.sent
-        return self.spec.prompt_tokens + self.output_count + self.queued - 1
+        return self.decode_base + self.output_count + self.queued
 
     def pages_now(self) -> tuple[int, ...]:
         """Return its pages as a frame takes them."""

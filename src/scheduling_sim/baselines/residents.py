@@ -54,7 +54,8 @@ class Residents:
             left = request.target - request.sent
             # A prepared row's prompt gets its pages at once: others are seated before it runs.
             chunk = min(lane.prompt_tokens, left) if self._is_free else left
-            memory.grow(request, chunk)
+            for _, count in memory.needs([Lane(request, chunk)]):
+                memory.grow(request, count)
             request.phase = Phase.PREFILL if self._is_free else Phase.INITIALIZING
             if not self._is_free:
                 self.unbound[request.handle] = request

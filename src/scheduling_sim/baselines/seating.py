@@ -102,44 +102,33 @@ class CoreView:
         return self._shapes.round_room(width)
 
 
-def fill(
+def make_room(
     lanes: Sequence[Lane],
     resident: Iterable[Request],
     memory: Memory,
     rank: Callable[[Request], Rank],
 ) -> tuple[list[Lane], list[Request]]:
-    """Give the residents' lanes their pages; return the lanes that run, and who has to leave.
+    """Give the residents' lanes pages that are too few for all.
 
-    Lanes get theirs in order of rank; for want of pages the resident of the largest rank that has
-    not got any in this step leaves, be it the one that asks. The smallest rank always advances.
+    Returns the lanes that run, and who lost all pages. Lanes get theirs in order of rank; for want
+    of pages the resident of the largest rank that has not got any in this step leaves, be it the
+    one that asks. The smallest rank always advances.
     """
-    if not is_short(lanes, memory):
-        if memory.grows:
-            for lane in lanes:
-                memory.grow(lane.request, _extent(lane))
-        return list(lanes), []
     candidates = [request for request in resident if request.phase <= _LAST_ACTIVE]
     candidates.sort(key=rank)
     served: set[Request] = set()
     victims: list[Request] = []
     for lane in sorted(lanes, key=lambda lane: rank(lane.request)):
-        while lane.request not in victims and not memory.grow(lane.request, _extent(lane)):
+        request = lane.request
+        if request in victims:
+            continue
+        count = sum(count for _, count in memory.needs([lane]))
+        while count > memory.pool.free and request not in victims:
             victim = next(r for r in reversed(candidates) if r not in served)
             candidates.remove(victim)
             victims.append(victim)
             memory.strip(victim)
-        if lane.request not in victims:
-            served.add(lane.request)
+        if request not in victims:
+            memory.grow(request, count)
+            served.add(request)
     return [lane for lane in lanes if lane.request in served], victims
-
-
-def is_short(lanes: Sequence[Lane], memory: Memory) -> bool:
-    """Tell whether the lanes need more pages than are free."""
-    if not memory.grows:
-        return False
-    missing = sum([max(0, memory.missing(lane.request, _extent(lane))) for lane in lanes])
-    return missing > memory.pool.free
-
-
-def _extent(lane: Lane) -> int:
-    return lane.prompt_tokens or lane.width
