@@ -73,9 +73,7 @@ def _planned_lanes(state: State, plan: ScheduledPlan) -> list[Request] | None:
     version, standing = state.memo
     if standing is None or standing.planned is not plan or version != state.version:
         return None
-    assert state.decision is not None, "a plan is made by a decision"
-    assert state.decision.selected is not None, "a plan has a candidate"
-    return [lane.request for lane in state.decision.selected.candidate.cohort]
+    return state.table.current([step.handle for step in plan.steps])
 
 
 def _checked_lanes(state: State, plan: ScheduledPlan) -> list[Request]:
