@@ -10,7 +10,9 @@ The order of the ledgers and all conditions are in docs/design/scheduling-utilit
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,6 +23,8 @@ from helios.scheduler.blocks import Block, Candidate
 from helios.scheduler.catalog import GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.errors import StalePlanError
+from helios.scheduler.generation import Generation
+from helios.scheduler.geometry import Integers
 from helios.scheduler.learning import Lane, Offer, Probe, best_probe
 from helios.scheduler.plan import ScheduledPlan, SelectionReason
 from helios.scheduler.policy import Decision, Selected, rank_key, reason_of
@@ -29,7 +33,7 @@ from helios.scheduler.refresh import stale_alternative, stale_attention_ns
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import SLACK
 from helios.scheduler.state import State
-from helios.scheduler.streams import lane_limit
+from helios.scheduler.streams import lane_limits
 
 ROUNDS = (GraphKind.SPECULATIVE, GraphKind.MIXED)
 """Kinds whose lanes have a depth that a probe can go beyond."""
@@ -81,20 +85,13 @@ def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candida
     if not lengths:
         return None
     ordinary_rate = -winner.negative_rate
-    widths = state.shapes.geometry.width
-    bounds: list[_Bound] = []
-    for block in decision.optimistic():
-        deeper = block.determinate & (widths[block.graph] > min(lengths.values()))
-        for entry in np.flatnonzero(deeper & (block.rate > ordinary_rate)).tolist():
-            gain = (float(block.rate[entry]) - ordinary_rate) / float(block.known_ms[entry])
-            bounds.append(_Bound(-gain, int(block.graph[entry]), entry, block))
-    bounds.sort(key=itemgetter(0, 1))
-    served = tuple([lane.request for lane in winner.cohort])
+    bounds = _bounds(decision, state.shapes.geometry.width, ordinary_rate, min(lengths.values()))
+    served = dict.fromkeys([lane.request for lane in winner.cohort])
     roomy = [bound for bound in bounds if bound.block.served[bound.entry] >= len(served)]
     search = partial(_best_of_bounds, state, ordinary_rate, lengths)
     # A probe that leaves somebody out delays them, and teaches their neighbours only: from then on
     # the untrained stream looks poor beside them. Such a probe is the second choice.
-    best = search(roomy, served) or search(bounds, ())
+    best = search(roomy, served.keys()) or search(bounds, set())
     return None if best is None else best.offer.candidate
 
 
@@ -107,26 +104,60 @@ class _Bound(NamedTuple):
     block: Block
 
 
+def _bounds(
+    decision: Decision, widths: Integers, ordinary_rate: float, shortest: int
+) -> list[_Bound]:
+    """Return the rounds that may be deeper and better than the ordinary choice, by their gain.
+
+    A bound may lie below the score by rounding, so those within it stay.
+    """
+    least = ordinary_rate - SLACK * abs(ordinary_rate)
+    found: list[_Bound] = []
+    for block in decision.optimistic():
+        deeper = block.determinate & (widths[block.graph] > shortest) & (block.rate > least)
+        entries = np.flatnonzero(deeper)
+        if isinstance(block, Generation):
+            block.tighten(entries)
+            entries = entries[block.rate[entries] > least]
+        gains = (block.rate[entries] - ordinary_rate) / block.known_ms[entries]
+        columns = ((-gains).tolist(), block.graph[entries].tolist(), entries.tolist())
+        found += map(_Bound, *columns, repeat(block))
+    found.sort(key=itemgetter(0, 1))
+    return found
+
+
 def _best_of_bounds(
     state: State,
     ordinary_rate: float,
     lengths: dict[Request, int],
     bounds: list[_Bound],
-    served: tuple[Request, ...],
+    served: Set[Request],
 ) -> Probe[Candidate, Request] | None:
     """Return the best probe among sorted bounds that serves everybody in `served`."""
-    best: Probe[Candidate, Request] | None = None
+    equals: list[Offer[Candidate, Request]] = []
+    best_rate = 0.0
     for bound in bounds[:MOST_OFFERS]:
-        if best is not None and -bound.negative_gain < best.improvement_rate * (1.0 - SLACK):
+        if equals and -bound.negative_gain < best_rate * (1.0 - SLACK):
             break
-        candidate = bound.block.best(bound.entry)
-        present = {lane.request: None for lane in candidate.cohort}
-        if any(request not in present for request in served):
+        candidate = _candidate_of(bound, ordinary_rate, best_rate)
+        if candidate is None or not served <= {lane.request for lane in candidate.cohort}:
             continue
-        offers = [_offer_of(state, candidate)]
-        offers += [best.offer] if best is not None else []
-        best = best_probe(offers, ordinary_rate, lengths)
-    return best
+        offer = _offer_of(state, candidate)
+        probe = best_probe([offer], ordinary_rate, lengths)
+        if probe is None or probe.improvement_rate < best_rate:
+            continue
+        if probe.improvement_rate > best_rate:
+            equals, best_rate = [], probe.improvement_rate
+        equals.append(offer)
+    return best_probe(equals, ordinary_rate, lengths)
+
+
+def _candidate_of(bound: _Bound, ordinary_rate: float, best_rate: float) -> Candidate | None:
+    """Return the best cohort of an entry; None where it cannot gain as much as `best_rate`."""
+    block, entry = bound.block, bound.entry
+    if not isinstance(block, Generation):
+        return block.best(entry)
+    return block.best_above(entry, ordinary_rate + best_rate * float(block.known_ms[entry]))
 
 
 def _ordinary_lengths(state: State, winner: Candidate) -> dict[Request, int]:
@@ -136,10 +167,12 @@ def _ordinary_lengths(state: State, winner: Candidate) -> dict[Request, int]:
     """
     if state.catalog.graphs[winner.graph_index].kind not in ROUNDS:
         return {}
+    lanes = [lane for place, lane in enumerate(winner.cohort) if place != winner.prefill_row]
+    limits = lane_limits([lane.request for lane in lanes]).tolist()
     return {
         lane.request: lane.output_ceiling
-        for place, lane in enumerate(winner.cohort)
-        if place != winner.prefill_row and lane_limit(lane.request) > lane.output_ceiling
+        for lane, limit in zip(lanes, limits, strict=True)
+        if limit > lane.output_ceiling
     }
 
 

@@ -201,6 +201,9 @@ class Generation:
         scene, programs = self._scene, self._programs
         if self._is_fixed() or scene.streams.shares is not None:
             return
+        if scene.estimates is not None and scene.estimates.optimistic:
+            # Probes are not ordered by their score; who searches them asks for what can matter.
+            return
         known = self.settled if self.is_known else self.settled & self.determinate
         masked = np.where(known, rate, -np.inf)
         floor = float(masked[masked.argmax()])
@@ -215,16 +218,27 @@ class Generation:
         entries = loose.nonzero()[0]
         if not len(entries):
             return
-        if scene.estimates is not None and scene.estimates.optimistic:
-            # All of these bounds order the search of a probe.
-            rate[entries] = self._bounds(entries)
-            return
         # One sort for all programs rules most of them out; a few are left to their own classes.
         rate[entries] = np.minimum(rate[entries], self._caps(entries))
         left = [e for e in entries[rate[entries] >= floor].tolist() if self._cap(e, rate) >= floor]
         if left:
             entries = np.array(left, dtype=np.int64)
             rate[entries] = self._bounds(entries)
+
+    def tighten(self, entries: Integers) -> None:
+        """Lower the bounds of those of some determinate entries that serve decoders alone.
+
+        It is for the search of a probe: the choice needs no bound but those it has lowered itself.
+        """
+        scene = self._scene
+        if self.is_settled or self._prompts is not None or scene.streams.shares is not None:
+            return
+        loose = ~self.settled[entries]
+        if scene.is_inexact:
+            loose &= ~scene.inexact[self._programs.lane_class[entries]]
+        entries = entries[loose]
+        if len(entries):
+            self.rate[entries] = self._bounds(entries)
 
     def _caps(self, entries: Integers) -> Floats:
         """Return bounds of the score of entries by that of their largest cohort; else infinite.
@@ -314,11 +328,29 @@ class Generation:
         ]
         return found[0] if len(found) == 1 else min(found, key=rank_key)
 
+    def best_above(self, entry: int, least_rate: float) -> Candidate | None:
+        """Return `best` of an entry without a prompt; None where it may not reach a score."""
+        if self.settled[entry] or self._prompts is not None:
+            return self.best(entry)
+        pricing, duration_ms = self._pricing(entry), float(self.known_ms[entry])
+        least = (least_rate + 0.5 * duration_ms * self._scene.waiting) * duration_ms
+        found = [
+            self._candidate(entry, pricing, cohort, None)
+            for cohort in self._cohorts(entry, pricing, least=least - SLACK * abs(least))
+        ]
+        best = min(found, key=rank_key)
+        return best if -best.negative_rate >= least_rate - SLACK * abs(least_rate) else None
+
     def _pricing(self, entry: int) -> Pricing:
         return pricing_of(self._scene, self._programs, entry)
 
-    def _cohorts(self, entry: int, pricing: Pricing, *, every: bool = False) -> list[Cohort]:
-        """Return the best cohorts, more than one on a tie, or all that are compared."""
+    def _cohorts(
+        self, entry: int, pricing: Pricing, *, every: bool = False, least: float = -np.inf
+    ) -> list[Cohort]:
+        """Return the best cohorts, more than one on a tie, or all that are compared.
+
+        Where no cohort is worth `least`, it may be some cohort that is worth less.
+        """
         table, lane_class = pricing.table, pricing.lane_class
         lanes, packed = int(self._lanes[entry]), int(self._programs.packed[entry])
         order = self._ranking(entry, pricing)
@@ -332,7 +364,7 @@ class Generation:
             frontier = Frontier(self._scene.streams, pricing)
             if table is self._scene.table:
                 self._frontiers[lane_class] = frontier
-        return frontier.cohorts(lanes, packed, self._bonus(entry), every=every)
+        return frontier.cohorts(lanes, packed, self._bonus(entry), every=every, least=least)
 
     def _ranking(self, entry: int, pricing: Pricing) -> Integers:
         """Return the streams by their value in one program, the best first."""

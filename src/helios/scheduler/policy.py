@@ -36,6 +36,7 @@ from helios.scheduler.plan import (
 )
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
+from helios.scheduler.rounds import optimistic_yields
 from helios.scheduler.screening import Screening, can_screen
 from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
@@ -151,7 +152,10 @@ class Decision:
         """
         view = copy.copy(self.view)
         assert view.estimates is not None
-        view.estimates, view.yields = view.estimates._replace(optimistic=True), None
+        view.estimates = view.estimates._replace(optimistic=True)
+        if view.yields is not None:
+            programs = view.shapes.geometry.generating
+            view.yields = optimistic_yields(view.yields, view.decoders, programs, view.estimates)
         scene = self.scene
         scene = scene_of(view, scene.streams, slope=scene.slope, waiting=scene.waiting)
         return generating_blocks(scene, self.units)

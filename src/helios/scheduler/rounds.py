@@ -53,6 +53,29 @@ def yields_of(
     return found
 
 
+def optimistic_yields(
+    found: Sequence[Yields],
+    requests: Sequence[Request],
+    programs: Generating,
+    estimates: Estimates,
+) -> list[Yields]:
+    """Return `yields_of` with optimistic estimates, given those with the same ones as they are.
+
+    Optimism changes no limit and no order of admission.
+    """
+    if programs.classes == 1 or not requests:
+        return [*found]
+    rows = _integers([request.row for request in requests])
+    generated = _integers([request.output_count for request in requests])
+    read: dict[ProposalSource, Floats] = {}
+    raised = []
+    for (source, _), width, yields in zip(programs.variants, programs.widths, found, strict=True):
+        if source not in read:
+            read[source] = estimates.acceptance.optimistic(rows, _index_of(source), generated)
+        raised.append(yields._replace(gains=read[source][:, : width - 1]))
+    return raised
+
+
 def program_yields(
     requests: Sequence[Request],
     source: ProposalSource,
@@ -273,11 +296,20 @@ class Frontier:
         """Sums of the 0, 1, ... largest marginals of all streams."""
         return self._tops
 
-    def cohorts(self, batch: int, packed: int, bonus: Floats, *, every: bool) -> list[Cohort]:
+    def cohorts(
+        self,
+        batch: int,
+        packed: int,
+        bonus: Floats,
+        *,
+        every: bool = False,
+        least: float = -np.inf,
+    ) -> list[Cohort]:
         """Return the best cohorts among the prefixes of the three orderings, at most B of them.
 
         `bonus` [n] is what each served stream adds whatever its length. Only the best value is
-        returned (more than one cohort on a tie), or all when `every`.
+        returned (more than one cohort on a tie), or all when `every`. Where no cohort is worth
+        `least`, it is some cohort that is worth less.
         """
         count = self._table.values.shape[1]
         sizes = np.arange(1, min(batch, packed, count) + 1)
@@ -292,14 +324,17 @@ class Frontier:
             return self._priced(np.argwhere(todo), packed, bonus)
         best: list[Cohort] = []
         while todo.any():
-            floor = best[0].value if best else bounds[todo].max()
+            top = bounds[todo].max()
+            if best and top < least:
+                break
+            floor = best[0].value if best else top
             wanted = todo & (bounds >= floor - SLACK * max(abs(floor), 1.0))
             if not wanted.any():
                 break
             todo &= ~wanted
             best += self._priced(np.argwhere(wanted), packed, bonus)
-            top = max(cohort.value for cohort in best)
-            best = [cohort for cohort in best if cohort.value == top]
+            value = max(cohort.value for cohort in best)
+            best = [cohort for cohort in best if cohort.value == value]
         return best
 
     def _priced(self, places: Integers, packed: int, bonus: Floats) -> list[Cohort]:
