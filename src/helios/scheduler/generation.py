@@ -282,16 +282,24 @@ class Generation:
         """Return upper bounds of the score of some entries over all cohorts."""
         scene, programs = self._scene, self._programs
         table, classes = scene.table, programs.lane_class[entries]
-        sizes = np.arange(1, int(self._lanes[entries].max()) + 1)
+        most = int(self._lanes[entries].max())
+        sizes = np.arange(1, most + 1)
         spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
         extra = np.empty(spare.shape)
         variants, widths = programs.variant[entries], programs.width[entries]
+        read: list[tuple[Floats, Floats]] = []
         for variant in dict.fromkeys(variants.tolist()):
             first, widest = programs.first_class[variant], programs.widths[variant]
-            tops = tops_by_width(scene.streams, table, first, widest)
+            tokens = table.tokens[first : first + widest]
+            # Host and device have the same marginals where acceptance prices both.
+            tops = next((tops for seen, tops in read if np.array_equal(seen, tokens)), None)
+            if tops is None:
+                tops = tops_by_width(scene.streams, table, first, widest)
+                read.append((tokens, tops))
             rows = np.flatnonzero(variants == variant)
             extra[rows] = tops[widths[rows, None] - 1, np.minimum(spare[rows], tops.shape[1] - 1)]
-        values = np.minimum(table.sums[0, sizes] + extra, table.sums[classes][:, sizes])
+        values = table.sums[0, 1 : most + 1] + extra
+        np.minimum(values, table.sums[classes, 1 : most + 1], out=values)
         values += scene.slope * self.known_ms[entries][:, None] * sizes
         values[sizes > self._lanes[entries][:, None]] = -np.inf
         return rates_of(values.max(axis=1), self.known_ms[entries], scene.waiting)
@@ -334,12 +342,13 @@ class Generation:
             return self.best(entry)
         pricing, duration_ms = self._pricing(entry), float(self.known_ms[entry])
         least = (least_rate + 0.5 * duration_ms * self._scene.waiting) * duration_ms
+        least -= SLACK * abs(least)
         found = [
             self._candidate(entry, pricing, cohort, None)
-            for cohort in self._cohorts(entry, pricing, least=least - SLACK * abs(least))
+            for cohort in self._cohorts(entry, pricing, least=least)
+            if cohort.is_prefix or cohort.value >= least
         ]
-        best = min(found, key=rank_key)
-        return best if -best.negative_rate >= least_rate - SLACK * abs(least_rate) else None
+        return found[0] if len(found) == 1 else min(found, key=rank_key, default=None)
 
     def _pricing(self, entry: int) -> Pricing:
         return pricing_of(self._scene, self._programs, entry)

@@ -6,7 +6,6 @@ less recently used requests, smaller physical padding, and last the catalog's or
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -150,14 +149,11 @@ class Decision:
 
         In the units of this decision; redundant padding included.
         """
-        view = copy.copy(self.view)
-        assert view.estimates is not None
-        view.estimates = view.estimates._replace(optimistic=True)
-        if view.yields is not None:
+        view, found = self.view.optimistic(), self.view.yields
+        if found is not None and view.estimates is not None:
             programs = view.shapes.geometry.generating
-            view.yields = optimistic_yields(view.yields, view.decoders, programs, view.estimates)
-        scene = self.scene
-        scene = scene_of(view, scene.streams, slope=scene.slope, waiting=scene.waiting)
+            view.yields = optimistic_yields(found, view.decoders, programs, view.estimates)
+        scene = scene_of(view, self._streams, slope=self._slope(), waiting=self.waiting)
         return generating_blocks(scene, self.units)
 
     def ranked(self) -> list[Candidate]:

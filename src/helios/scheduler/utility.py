@@ -175,6 +175,15 @@ class View:
         self.terminals: list[Request] = []
         self.terminal_ages_ms: list[float] = []
 
+    def optimistic(self) -> View:
+        """Return the same view with acceptance as good as it may still be, without yields."""
+        view = View.__new__(View)
+        for name in View.__slots__:
+            setattr(view, name, getattr(self, name))
+        assert view.estimates is not None, "a mode without proposals has nothing to be hoped for"
+        view.estimates, view.yields = view.estimates._replace(optimistic=True), None
+        return view
+
     def decode_interval_ms(self) -> float | None:
         """Return the reference interval of the streams that a batch can deliver within two
         graphs; None if unmeasured."""
