@@ -27,7 +27,14 @@ from helios.scheduler.generation import Generation
 from helios.scheduler.geometry import Integers
 from helios.scheduler.learning import Lane, Offer, Probe, best_probe
 from helios.scheduler.plan import ScheduledPlan, SelectionReason
-from helios.scheduler.policy import Decision, Selected, rank_key, reason_of
+from helios.scheduler.policy import (
+    Decision,
+    Selected,
+    ceilings_of,
+    rank_key,
+    reason_of,
+    requests_of,
+)
 from helios.scheduler.records import ExplorationAccount
 from helios.scheduler.refresh import stale_alternative, stale_attention_ns
 from helios.scheduler.requests import Request
@@ -89,7 +96,7 @@ def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candida
         return None
     ordinary_rate = -winner.negative_rate
     bounds = _bounds(decision, state.shapes.geometry.width, ordinary_rate, min(lengths.values()))
-    served = dict.fromkeys([lane.request for lane in winner.cohort])
+    served = dict.fromkeys(requests_of(winner))
     roomy = [bound for bound in bounds if bound.block.served[bound.entry] >= len(served)]
     search = partial(_best_of_bounds, state, ordinary_rate, lengths)
     # A probe that leaves somebody out delays them, and teaches their neighbours only: from then on
@@ -170,12 +177,14 @@ def _ordinary_lengths(state: State, winner: Candidate) -> dict[Request, int]:
     """
     if state.catalog.graphs[winner.graph_index].kind not in ROUNDS:
         return {}
-    lanes = [lane for place, lane in enumerate(winner.cohort) if place != winner.prefill_row]
-    limits = lane_limits([lane.request for lane in lanes]).tolist()
+    requests, ceilings = requests_of(winner), ceilings_of(winner)
+    limits = lane_limits(requests).tolist()
     return {
-        lane.request: lane.output_ceiling
-        for lane, limit in zip(lanes, limits, strict=True)
-        if limit > lane.output_ceiling
+        request: ceiling
+        for place, (request, ceiling, limit) in enumerate(
+            zip(requests, ceilings, limits, strict=True)
+        )
+        if limit > ceiling and place != winner.prefill_row
     }
 
 

@@ -226,6 +226,14 @@ def requests_of(candidate: Candidate) -> Sequence[Request]:
     return [lane.request for lane in candidate.cohort]
 
 
+def ceilings_of(candidate: Candidate) -> Sequence[int]:
+    """Return the most output tokens of every lane of a candidate's cohort, in order."""
+    lanes = candidate.lanes
+    if isinstance(lanes, DeferredLanes):
+        return lanes.ceilings
+    return [lane.output_ceiling for lane in candidate.cohort]
+
+
 def _terms_of(decision: Decision, candidate: Candidate) -> Terms:
     """Return what a candidate's value consists of."""
     if candidate.terms is not None:
