@@ -10,7 +10,7 @@ The order of the ledgers and all conditions are in docs/design/scheduling-utilit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
@@ -96,12 +96,12 @@ def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candida
         return None
     ordinary_rate = -winner.negative_rate
     bounds = _bounds(decision, state.shapes.geometry.width, ordinary_rate, min(lengths.values()))
-    served = dict.fromkeys(requests_of(winner))
+    served = requests_of(winner)
     roomy = [bound for bound in bounds if bound.block.served[bound.entry] >= len(served)]
     search = partial(_best_of_bounds, state, ordinary_rate, lengths)
     # A probe that leaves somebody out delays them, and teaches their neighbours only: from then on
     # the untrained stream looks poor beside them. Such a probe is the second choice.
-    best = search(roomy, served.keys()) or search(bounds, set())
+    best = search(roomy, served) or search(bounds, ())
     return None if best is None else best.offer.candidate
 
 
@@ -141,7 +141,7 @@ def _best_of_bounds(
     ordinary_rate: float,
     lengths: dict[Request, int],
     bounds: list[_Bound],
-    served: Set[Request],
+    served: Sequence[Request],
 ) -> Probe[Candidate, Request] | None:
     """Return the best probe among sorted bounds that serves everybody in `served`."""
     equals: list[Offer[Candidate, Request]] = []
@@ -150,7 +150,10 @@ def _best_of_bounds(
         if equals and -bound.negative_gain < best_rate * (1.0 - SLACK):
             break
         candidate = _candidate_of(bound, ordinary_rate, best_rate)
-        if candidate is None or not served <= {lane.request for lane in candidate.cohort}:
+        if candidate is None:
+            continue
+        present = dict.fromkeys(requests_of(candidate))
+        if not all(map(present.__contains__, served)):
             continue
         offer = _offer_of(state, candidate)
         probe = best_probe([offer], ordinary_rate, lengths)

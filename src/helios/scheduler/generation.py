@@ -25,9 +25,9 @@ from helios.scheduler.rounds import (
     Cohort,
     Frontier,
     Pricing,
+    cohort_bounds,
     lanes_of,
     program_yields,
-    tops_by_width,
     tops_of_all,
     yields_of,
 )
@@ -280,29 +280,16 @@ class Generation:
 
     def _bounds(self, entries: Integers) -> Floats:
         """Return upper bounds of the score of some entries over all cohorts."""
-        scene, programs = self._scene, self._programs
-        table, classes = scene.table, programs.lane_class[entries]
-        most = int(self._lanes[entries].max())
-        sizes = np.arange(1, most + 1)
-        spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
-        extra = np.empty(spare.shape)
-        variants, widths = programs.variant[entries], programs.width[entries]
-        read: list[tuple[Floats, Floats]] = []
-        for variant in dict.fromkeys(variants.tolist()):
-            first, widest = programs.first_class[variant], programs.widths[variant]
-            tokens = table.tokens[first : first + widest]
-            # Host and device have the same marginals where acceptance prices both.
-            tops = next((tops for seen, tops in read if np.array_equal(seen, tokens)), None)
-            if tops is None:
-                tops = tops_by_width(scene.streams, table, first, widest)
-                read.append((tokens, tops))
-            rows = np.flatnonzero(variants == variant)
-            extra[rows] = tops[widths[rows, None] - 1, np.minimum(spare[rows], tops.shape[1] - 1)]
-        values = table.sums[0, 1 : most + 1] + extra
-        np.minimum(values, table.sums[classes, 1 : most + 1], out=values)
-        values += scene.slope * self.known_ms[entries][:, None] * sizes
-        values[sizes > self._lanes[entries][:, None]] = -np.inf
-        return rates_of(values.max(axis=1), self.known_ms[entries], scene.waiting)
+        scene, known_ms = self._scene, self.known_ms[entries]
+        values = cohort_bounds(
+            scene.streams,
+            scene.table,
+            self._programs,
+            entries,
+            lanes=self._lanes[entries],
+            credit=scene.slope * known_ms,
+        )
+        return rates_of(values, known_ms, scene.waiting)
 
     def _is_fixed(self) -> bool:
         return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED

@@ -245,6 +245,45 @@ def tops_by_width(streams: Streams, table: LaneTable, first: int, widest: int) -
     return running_sums(rising[:, ::-1])
 
 
+def cohort_bounds(
+    streams: Streams,
+    table: LaneTable,
+    programs: Generating,
+    entries: Integers,
+    *,
+    lanes: Integers,
+    credit: Floats,
+) -> Floats:
+    """Return upper bounds of the value of any cohort of some programs, float64 [entries].
+
+    k lanes have at most the k largest pending values and the P - k largest marginals, and no more
+    than k whole lanes. `lanes` are the most that each program serves, `credit` what each of them
+    adds whatever its length.
+    """
+    most, classes = int(lanes.max()), programs.lane_class[entries]
+    sizes = np.arange(1, most + 1)
+    spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
+    extra = np.empty(spare.shape)
+    variants, widths = programs.variant[entries], programs.width[entries]
+    read: list[tuple[Floats, Floats]] = []
+    for variant in dict.fromkeys(variants.tolist()):
+        first, widest = programs.first_class[variant], programs.widths[variant]
+        tokens = table.tokens[first : first + widest]
+        # Host and device have the same marginals where acceptance prices both.
+        tops = next((tops for seen, tops in read if np.array_equal(seen, tokens)), None)
+        if tops is None:
+            tops = tops_by_width(streams, table, first, widest)
+            read.append((tokens, tops))
+        rows = np.flatnonzero(variants == variant)
+        extra[rows] = tops[widths[rows, None] - 1, np.minimum(spare[rows], tops.shape[1] - 1)]
+    values = table.sums[0, 1 : most + 1] + extra
+    np.minimum(values, table.sums[classes, 1 : most + 1], out=values)
+    values += credit[:, None] * sizes
+    values[sizes > lanes[:, None]] = -np.inf
+    best: Floats = values.max(axis=1)
+    return best
+
+
 def tops_of_all(tokens: Floats, token_values: Floats, programs: Generating) -> Floats:
     """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant.
 
