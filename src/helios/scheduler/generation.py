@@ -233,10 +233,8 @@ class Generation:
         scene = self._scene
         if self.is_settled or self._prompts is not None or scene.streams.shares is not None:
             return
-        loose = ~self.settled[entries]
-        if scene.is_inexact:
-            loose &= ~scene.inexact[self._programs.lane_class[entries]]
-        entries = entries[loose]
+        fixed = self.settled[entries] | scene.inexact[self._programs.lane_class[entries]]
+        entries = entries[~fixed]
         if len(entries):
             self.rate[entries] = self._bounds(entries)
 
@@ -280,15 +278,9 @@ class Generation:
 
     def _bounds(self, entries: Integers) -> Floats:
         """Return upper bounds of the score of some entries over all cohorts."""
-        scene, known_ms = self._scene, self.known_ms[entries]
-        values = cohort_bounds(
-            scene.streams,
-            scene.table,
-            self._programs,
-            entries,
-            lanes=self._lanes[entries],
-            credit=scene.slope * known_ms,
-        )
+        scene, known_ms, lanes = self._scene, self.known_ms[entries], self._lanes[entries]
+        streams, programs, credit = scene.streams, self._programs, scene.slope * known_ms
+        values = cohort_bounds(streams, scene.table, programs, entries, lanes=lanes, credit=credit)
         return rates_of(values, known_ms, scene.waiting)
 
     def _is_fixed(self) -> bool:
