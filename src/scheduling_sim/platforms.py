@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling_sim.costs.platforms import ENTRIES
+from scheduling_sim.machines import ENTRIES
 from scheduling_sim.platform import Platform
 from scheduling_sim.registry import PlatformEntry, unknown_name
 from scheduling_sim.synthetic import synthetic

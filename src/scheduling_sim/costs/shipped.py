@@ -7,6 +7,7 @@ writes it from the originals, byte for byte the same each time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import importlib.resources
 import json
@@ -15,9 +16,11 @@ from typing import Any
 
 from scheduling_sim.costs.attention import AttentionGrid, Skew
 from scheduling_sim.costs.operators import Link, ModelFacts, MoeGrid, OperatorTable
+from scheduling_sim.costs.trace_file import RecordedRun, parse_trace
 
 FORMAT = 1
 _PACKAGE = "scheduling_sim.costs"
+RECORDED_FILE = "cpu-recorded.jsonl.gz"
 _GRID_TIMES = ("pure", "prompt", "mixed")
 
 
@@ -112,3 +115,10 @@ def load_shipped(name: str) -> OperatorTable:
         raise ValueError(f"no shipped costs for {name!r}; there are {', '.join(shipped_names())}")
     path = importlib.resources.files(_PACKAGE) / "data" / file_name(name)
     return decode(path.read_bytes(), file_name(name))
+
+
+@functools.cache
+def shipped_run() -> RecordedRun:
+    """Return the recorded run of our CPU engine that comes with the package."""
+    path = importlib.resources.files(_PACKAGE) / "data" / RECORDED_FILE
+    return parse_trace(path.read_bytes(), RECORDED_FILE)

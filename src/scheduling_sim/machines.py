@@ -19,9 +19,12 @@ from scheduling_sim.costs.planner import (
     MemoryOptions,
     plan_catalog,
 )
-from scheduling_sim.costs.shipped import load_shipped
+from scheduling_sim.costs.recorded import Spread
+from scheduling_sim.costs.shipped import load_shipped, shipped_run
+from scheduling_sim.costs.trace_file import read_trace
 from scheduling_sim.costs.variation import Variation, varied
 from scheduling_sim.platform import HostCosts, Platform
+from scheduling_sim.recorded import recorded_platform
 from scheduling_sim.registry import PlatformEntry
 
 
@@ -163,8 +166,30 @@ def _summary(name: str) -> str:
     return f"{model} bf16 on {several}{_MACHINES[machine]}, composed of LLMServingSim's operators"
 
 
+def _recorded(**options: object) -> Platform:
+    """Build the machine of a recorded run: the shipped one, or that of a trace file.
+
+    `spread` is none, drawn (with `seed`) or in-order: how steps depart from their fitted time.
+    """
+    known = ("trace", "spread", "seed")
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{RECORDED} has no option {option!r}; it has {', '.join(known)}")
+    path, wanted = options.get("trace"), options.get("spread", "none")
+    spreads = [spread.value for spread in Spread]
+    if wanted not in spreads:
+        raise ValueError(f"spread must be one of {', '.join(spreads)}, not {wanted!r}")
+    run = shipped_run() if path is None else read_trace(Path(str(path)))
+    seed = int(str(options.get("seed", 0)))
+    return recorded_platform(run, name=RECORDED, spread=Spread(wanted), seed=seed)
+
+
+RECORDED = "cpu/recorded"
 ENTRIES = {
-    name: PlatformEntry(_summary(name), functools.partial(_measured, name))
-    for name in (*PROFILES, *H200_SHAPES)
+    **{
+        name: PlatformEntry(_summary(name), functools.partial(_measured, name))
+        for name in (*PROFILES, *H200_SHAPES)
+    },
+    RECORDED: PlatformEntry("our CPU engine as recorded: smollm2-135m on two cores", _recorded),
 }
 """Measured platforms by name, for the registry."""
