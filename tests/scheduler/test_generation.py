@@ -27,6 +27,7 @@ from helios.scheduler.acceptance import (
     AcceptanceTable,
 )
 from helios.scheduler.blocks import Candidate
+from helios.scheduler.candidates import undominated
 from helios.scheduler.forecast import OWN, ForecastTable
 from helios.scheduler.policy import Decision
 from helios.scheduler.requests import Request
@@ -215,6 +216,23 @@ def test_random_decisions(mode: str) -> None:
     """Winner, cohort, lengths, expected tokens and score of every mode (9, decisions 11.3)."""
     winners = run(mode, 7, 150)
     assert len(winners) > 5, "too few programs ever win, so the comparison sees too little"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_entry_without_hope_has_no_undominated_cohort(mode: str) -> None:
+    """Left out before its cohorts are enumerated, because a smaller shape holds every one (9.9)."""
+    source, counts = random.Random(3), {"hopeless": 0, "left": 0}
+    for number in range(60):
+        view = view_of(random_world(source, mode, aged=number % 2 == 0), CATALOGS[mode])
+        for block in Decision(view).blocks:
+            flags = block.hopeless()
+            for entry in range(len(block.rate)):
+                if flags is not None and flags[entry]:
+                    counts["hopeless"] += 1
+                    assert undominated(view, block, entry) is None
+                else:
+                    counts["left"] += 1
+    assert min(counts.values()) > 100, counts
 
 
 @pytest.mark.slow

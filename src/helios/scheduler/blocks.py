@@ -151,6 +151,9 @@ class Block(Protocol):
     def rivals(self, entry: int) -> list[Candidate]:
         """Return the cohorts among which is the entry's best undominated one, if there is any."""
 
+    def hopeless(self) -> Flags | None:
+        """Tell which entries have no undominated cohort at all; None where that is not known."""
+
 
 class Listed:
     """A block of candidates that exist already."""
@@ -188,3 +191,7 @@ class Listed:
     def rivals(self, entry: int) -> list[Candidate]:
         """Return the candidate alone: its maker has compared the alternatives."""
         return [self.candidates[entry]]
+
+    def hopeless(self) -> Flags | None:
+        """Return None: there is one candidate per entry, and it is at hand."""
+        return None

@@ -415,7 +415,9 @@ class Generation:
             longer = [[lane] for lane in self._longer(entry, pricing, widths)]
             # A cohort may have to escape one smaller shape by its rows and another by its lanes.
             for above, forced, beyond in product(aboves, [[], *longer], [-1, *batches.tolist()]):
-                cohorts += self._packed(entry, pricing, above, forced, beyond)
+                # Whole lanes that all fit P leave nobody out, so no cohort has more lanes.
+                if above or forced or not cohorts[0].is_prefix:
+                    cohorts += self._packed(entry, pricing, above, forced, beyond)
         prompts: Sequence[Lane | None] = [None]
         if self._prompts is not None:
             prompts = self._longer_prompts(entry, np.unique(geometry.prompt[smaller]).tolist())
@@ -424,6 +426,33 @@ class Generation:
             for cohort in cohorts
             for prompt in prompts
         ]
+
+    def hopeless(self) -> Flags | None:
+        """Tell which entries have no undominated cohort at all; None where no shape nests.
+
+        A smaller shape that holds the most lanes, the longest lane, the most rows and all that any
+        prompt would consume holds every cohort of the larger one.
+        """
+        scene, programs, prompts = self._scene, self._programs, self._prompts
+        geometry = scene.view.shapes.geometry
+        place, graph = geometry.generating_nested if prompts is None else geometry.mixed_nested
+        if not len(place):
+            return None
+        table, lanes, classes = scene.table, self._lanes, programs.lane_class
+        widest = table.lengths.max(axis=1, initial=1)[classes]
+        rows = np.minimum(
+            table.fewest[classes, -1] - table.fewest[classes, -1 - lanes], programs.packed
+        )
+        holds = (lanes[place] + (prompts is not None) <= geometry.batch[graph]) & (
+            (widest[place] <= geometry.width[graph]) & (rows[place] <= geometry.packed[graph])
+        )
+        if prompts is not None:
+            own = prompts.extents[:, self._columns[place]]
+            less = prompts.extents[:, np.searchsorted(prompts.capacities, geometry.prompt[graph])]
+            holds &= (own == less).all(axis=0)
+        flags = np.zeros(len(programs.graph), dtype=bool)
+        flags[place[holds]] = True
+        return flags
 
     def _longer(self, entry: int, pricing: Pricing, widths: Sequence[int]) -> list[int]:
         """Return the best lane of every length above one of the widths."""

@@ -96,6 +96,15 @@ class EvenLanes(NamedTuple):
     """1, 2, ... up to all streams."""
 
 
+class Nested(NamedTuple):
+    """Pairs of a program and a graph that can make it redundant; int64 [pairs]."""
+
+    place: Integers
+    """Place of the program among those that were asked about."""
+    graph: Integers
+    """Index of the smaller graph."""
+
+
 class Geometry:
     """Capacities by graph index, the generating programs, and structural dominance."""
 
@@ -103,10 +112,12 @@ class Geometry:
         "_even",
         "batch",
         "generating",
+        "generating_nested",
         "largest_smaller",
         "mixed",
         "mixed_by_capacity",
         "mixed_capacities",
+        "mixed_nested",
         "packed",
         "prompt",
         "proposes",
@@ -142,6 +153,8 @@ class Geometry:
         """By graph index, the requests, row width, target rows and prompt tokens of each."""
         self.largest_smaller = [int(self.batch[each].max(initial=0)) for each in self.smaller]
         """By graph index, the most requests that one of these holds."""
+        self.generating_nested = _nested(self.generating, self.smaller)
+        self.mixed_nested = _nested(self.mixed, self.smaller)
         self._even: dict[int, EvenLanes] = {}
         """Derived, by the number of streams."""
 
@@ -280,3 +293,10 @@ def _smaller(catalog: Catalog, geometry: Geometry) -> tuple[Integers, ...]:
         own, others = capacities[:, [index]], capacities[:, group]
         found.append(group[(others <= own).all(axis=0) & (others < own).any(axis=0)])
     return tuple(found)
+
+
+def _nested(programs: Generating, smaller: tuple[Integers, ...]) -> Nested:
+    """Return every pair of one of `programs` and a graph that can make it redundant."""
+    graphs = [smaller[index] for index in programs.graph.tolist()]
+    places = np.repeat(np.arange(len(graphs)), [len(each) for each in graphs])
+    return Nested(places, np.concatenate([_integers([]), *graphs]))

@@ -198,6 +198,10 @@ class Pairs:
             for row in rows or [None]
         ]
 
+    def hopeless(self) -> Flags | None:
+        """Return None: nobody has looked at all choices of all pairs."""
+        return None
+
     def _choices(self, entry: int) -> list[Choice]:
         """Return the best choices for every number of newly ready decoders that the pair admits."""
         first, role = divmod(entry, len(self._roles.graph))

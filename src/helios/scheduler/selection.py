@@ -27,7 +27,7 @@ Key = tuple[float, float, int]
 class Selection:
     """The blocks of one decision, with the candidates that were made on the way."""
 
-    __slots__ = ("_blocks", "_found", "_geometry", "_replaced")
+    __slots__ = ("_blocks", "_found", "_geometry", "_hopeless", "_replaced")
 
     def __init__(self, blocks: Sequence[Block], geometry: Geometry) -> None:
         self._geometry = geometry
@@ -35,6 +35,8 @@ class Selection:
         self._found: dict[Entry, Candidate] = {}
         self._replaced: dict[Entry, Candidate | None] = {}
         """What stands for a redundant best candidate, None where nothing does."""
+        self._hopeless: dict[int, Flags] = {}
+        """Of blocks with a redundant best candidate, the entries that can only have such ones."""
 
     def winner(self) -> Candidate | None:
         """Return the first candidate by rank that no smaller shape makes redundant."""
@@ -74,6 +76,9 @@ class Selection:
     ) -> Iterator[tuple[Key, list[Entry]]]:
         """Yield the leading rank and the entries of a block, and those of each replacement."""
         block = self._blocks[number]
+        hopeless = self._hopeless.get(number)
+        if hopeless is not None:
+            pool = ~hopeless if pool is None else pool & ~hopeless
         replaced = [entry for owner, entry in self._replaced if owner == number]
         if replaced:
             pool = np.ones(len(block.rate), dtype=bool) if pool is None else pool.copy()
@@ -92,7 +97,15 @@ class Selection:
 
         The block itself keeps it: probes are exempt from dominance.
         """
-        rivals = self._blocks[leader[0]].rivals(leader[1])
+        number, entry = leader
+        block = self._blocks[number]
+        if number not in self._hopeless:
+            flags = block.hopeless()
+            if flags is not None:
+                self._hopeless[number] = flags
+                if flags[entry]:
+                    return
+        rivals = block.rivals(entry)
         left = [rival for rival in rivals if not is_dominated(self._geometry, rival)]
         best = min(left, key=rank_key, default=None)
         self._replaced[leader] = best
