@@ -13,13 +13,14 @@ from helios.scheduler.blocks import Block, Candidate, Listed, rank_key, rate_of
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cohort import prefix_values, useful_shapes
 from helios.scheduler.dominance import is_dominated
-from helios.scheduler.generation import Generation, Scene, scene_of
+from helios.scheduler.generation import Generation
 from helios.scheduler.prompts import (
     best_prompts,
     eligible_prompts,
     lane_of,
     prompt_table,
 )
+from helios.scheduler.scene import Scene, scene_of
 from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import (
     Lane,

@@ -21,10 +21,10 @@ from helios.scheduler.continuation import (
     future_delivery_ms,
     index_rate,
 )
-from helios.scheduler.generation import Scene, scene_of
 from helios.scheduler.pairs import Stage, setup_lane
 from helios.scheduler.prompts import advancing, prompt_table
 from helios.scheduler.requests import Request
+from helios.scheduler.scene import Scene, scene_of
 from helios.scheduler.streams import Floats, streams_of
 from helios.scheduler.utility import Lane, Shape, Units, View, prefill_kind, prompts_of
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,70 +28,15 @@ from helios.scheduler.rounds import (
     lanes_of,
     program_yields,
     tops_of_all,
-    yields_of,
 )
+from helios.scheduler.scene import Scene
 from helios.scheduler.streams import (
     Floats,
-    LaneTable,
-    Streams,
     lane_table,
     ranked,
     running_sums,
 )
-from helios.scheduler.utility import Estimates, Lane, View, Yields
-
-
-class Scene(NamedTuple):
-    """What all blocks of one decision share."""
-
-    view: View
-    streams: Streams
-    table: LaneTable
-    durations_ms: Floats
-    """By graph index; zero is indeterminate."""
-    slope: float
-    """Age credit of a served stream per ms of the graph's duration."""
-    waiting: float
-    """Sum of the age coefficients of every active decoder and terminal row."""
-    is_inexact: bool
-    inexact: Flags
-    """Lane classes whose yields bound several programs."""
-    orders: tuple[Floats | None, ...]
-    """Of each variant, the probabilities that order the device's admissions."""
-    estimates: Estimates | None
-
-
-def placed_yields(view: View, streams: Streams) -> list[Yields]:
-    """Return what rounds are expected to commit, in the order of the streams; the view keeps what
-    had to be read for it."""
-    if view.yields is None:
-        programs = view.shapes.geometry.generating
-        view.yields = yields_of(view.decoders, programs, view.estimates)
-    alpha = view.policy.adaptive_verification_alpha
-    return [variant.placed(streams.place, alpha) for variant in view.yields]
-
-
-def scene_of(view: View, streams: Streams, *, slope: float, waiting: float) -> Scene:
-    """Price every stream's lane in every class of the catalog."""
-    programs, estimates = view.shapes.geometry.generating, view.estimates
-    yields = placed_yields(view, streams)
-    is_inexact = not all(variant.is_exact for variant in yields)
-    inexact = programs.no_classes
-    if is_inexact:
-        inexact = np.repeat([not variant.is_exact for variant in yields], programs.widths)
-    orders = tuple([variant.order for variant in yields])
-    return Scene(
-        view,
-        streams,
-        lane_table(streams, yields),
-        view.durations,
-        slope,
-        waiting,
-        is_inexact,
-        inexact,
-        orders,
-        estimates,
-    )
+from helios.scheduler.utility import Lane
 
 
 class Generation:
@@ -435,23 +379,20 @@ class Generation:
         """
         scene, programs, prompts = self._scene, self._programs, self._prompts
         geometry = scene.view.shapes.geometry
-        place, graph = geometry.generating_nested if prompts is None else geometry.mixed_nested
-        if not len(place):
+        nested = geometry.generating_nested if prompts is None else geometry.mixed_nested
+        if not len(nested.place):
             return None
         table, lanes, classes = scene.table, self._lanes, programs.lane_class
         widest = table.lengths.max(axis=1, initial=1)[classes]
-        rows = np.minimum(
-            table.fewest[classes, -1] - table.fewest[classes, -1 - lanes], programs.packed
-        )
-        holds = (lanes[place] + (prompts is not None) <= geometry.batch[graph]) & (
-            (widest[place] <= geometry.width[graph]) & (rows[place] <= geometry.packed[graph])
-        )
+        longest = table.fewest[classes, -1] - table.fewest[classes, -1 - lanes]
+        served = lanes + (prompts is not None)
+        holds = geometry.holds(nested, served, widest, np.minimum(longest, programs.packed))
         if prompts is not None:
-            own = prompts.extents[:, self._columns[place]]
-            less = prompts.extents[:, np.searchsorted(prompts.capacities, geometry.prompt[graph])]
-            holds &= (own == less).all(axis=0)
+            own = prompts.extents[:, self._columns[nested.place]]
+            columns = np.searchsorted(prompts.capacities, geometry.prompt[nested.graph])
+            holds &= (own == prompts.extents[:, columns]).all(axis=0)
         flags = np.zeros(len(programs.graph), dtype=bool)
-        flags[place[holds]] = True
+        flags[nested.place[holds]] = True
         return flags
 
     def _longer(self, entry: int, pricing: Pricing, widths: Sequence[int]) -> list[int]:

@@ -179,6 +179,19 @@ class Geometry:
             )
         return found
 
+    def holds(self, nested: Nested, served: Integers, widest: Integers, rows: Integers) -> Flags:
+        """Tell of every pair whether the smaller graph holds what the program serves at most.
+
+        `served`, `widest` and `rows` are the most lanes, the longest lane and the most target rows
+        of each program, int64 [programs].
+        """
+        place, graph = nested
+        return (
+            (served[place] <= self.batch[graph])
+            & (widest[place] <= self.width[graph])
+            & (rows[place] <= self.packed[graph])
+        )
+
     def _capacities(self) -> tuple[Integers, Integers, Integers, Integers]:
         return self.batch, self.width, self.packed, self.prompt
 

@@ -21,10 +21,10 @@ from helios.scheduler.chains import (
     worth_of,
 )
 from helios.scheduler.cohort import useful_shapes
-from helios.scheduler.generation import Scene, scene_of
 from helios.scheduler.pairs import Pairs, Stage
 from helios.scheduler.requests import Request
 from helios.scheduler.roles import roles_of
+from helios.scheduler.scene import Scene, scene_of
 from helios.scheduler.stages import STAGE_KINDS
 from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import Lane, Shape, Units, View, prompts_of, terminal_lanes

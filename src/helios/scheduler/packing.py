@@ -16,11 +16,12 @@ from __future__ import annotations
 import numpy as np
 
 from helios.scheduler.config import DecodeMode
-from helios.scheduler.generation import Scene, pricing_of
+from helios.scheduler.generation import pricing_of
 from helios.scheduler.geometry import Flags, Integers
 from helios.scheduler.knapsack import FixedLanes
 from helios.scheduler.roles import Roles
 from helios.scheduler.rounds import Cohort, Frontier, Pricing
+from helios.scheduler.scene import Scene
 from helios.scheduler.sequence import prefix_sums
 from helios.scheduler.streams import Floats, ranked, running_sums
 

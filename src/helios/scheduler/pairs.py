@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from helios.scheduler.blocks import Candidate, Terms, rank_key, rate_of, rates_of
-from helios.scheduler.generation import Scene
 from helios.scheduler.geometry import Flags, Integers
 from helios.scheduler.packing import Packing
 from helios.scheduler.requests import Request
 from helios.scheduler.roles import Roles
 from helios.scheduler.rounds import Cohort, lanes_of
+from helios.scheduler.scene import Scene
 from helios.scheduler.sequence import (
     First,
     Following,

@@ -23,7 +23,7 @@ from helios.scheduler.candidates import (
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
-from helios.scheduler.generation import Generation, Scene, placed_yields, scene_of
+from helios.scheduler.generation import Generation
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.plan import (
@@ -36,6 +36,7 @@ from helios.scheduler.plan import (
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import optimistic_yields
+from helios.scheduler.scene import Scene, placed_yields, scene_of
 from helios.scheduler.screening import Screening, can_screen
 from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
