@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from scheduling_sim.run_log import RequestLog, RunLog
 from scheduling_sim.scenario.expressions import judge
 from scheduling_sim.scenario.reader import PlannedRun, Scenario, ScenarioError
 from scheduling_sim.simulation import simulate
-from scheduling_sim.specs import RunSpec, SpecError, setup_of
+from scheduling_sim.specs import RunSpec, SpecError, platform_of, setup_of
 
 
 class Verdict(NamedTuple):
@@ -62,7 +63,9 @@ def _figures_of(
 ) -> Mapping[str, float | None]:
     try:
         log = execute(run.spec)
-        metrics = measure(log, run.options)
+        resources = platform_of(run.spec.platform).resources
+        tokens = resources.page_count * resources.page_size_tokens
+        metrics = measure(log, dataclasses.replace(run.options, cache_tokens=tokens))
     except SpecError as error:
         raise ScenarioError(f"{file}:{run.line}: {error}") from error
     figures = dict(metrics.figures())
