@@ -321,8 +321,8 @@ class BaselineCore:
 
     def published_output(self, handle: RequestHandle, fence: Fence) -> None:
         """Note nothing: no baseline prices deliveries."""
-        del fence
-        self._table.live(handle)
+        # A free request may be released with its last token, before that token is reported.
+        del handle, fence
 
     def _head(self, fence: Fence) -> Frame:
         if not self._frames or self._frames[0].fence != fence:

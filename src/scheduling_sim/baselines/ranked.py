@@ -14,7 +14,8 @@ def ranked_lanes(view: View, rank: Callable[[Request], Rank], limit: int) -> Seq
     """Return lanes for the `limit` requests of the smallest ranks that a step can hold.
 
     Where seats are taken by a step of their own, those who fit take theirs first. Where no graph
-    holds the chosen decoders and a prompt, the side with the smallest rank runs.
+    holds the chosen decoders and a prompt, the prompt runs if it ranks first, else they take turns:
+    a batch that never grows would serve nobody well.
     """
     line = view.seats(sorted(view.waiting, key=rank)) if view.waiting else iter(())
     if view.seats_first:
@@ -33,4 +34,4 @@ def ranked_lanes(view: View, rank: Callable[[Request], Rank], limit: int) -> Seq
     if not prompts or beside:
         return generating + prompts
     is_above = not decoders or rank(prompts[0].request) <= rank(decoders[0])
-    return prompts if is_above else generating
+    return prompts if is_above or not view.after_prompt else generating

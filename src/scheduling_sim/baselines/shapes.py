@@ -174,11 +174,7 @@ class PreparedShapes:
         """Return the largest prompt capacity beside `beside` decode lanes."""
         if beside == 0:
             return self._prefill[-1].graph.token_capacity
-        rooms = [
-            f.graph.prefill_capacity
-            for f in self._mixed
-            if f.graph.batch_capacity > beside and f.graph.token_capacity == 1
-        ]
+        rooms = [f.graph.prefill_capacity for f in self._mixed if f.graph.batch_capacity > beside]
         return max(rooms, default=0)
 
     def widths(self) -> Sequence[int]:
@@ -193,7 +189,10 @@ class PreparedShapes:
         )
 
     def fit(self, lanes: Sequence[Lane]) -> Fit:
-        """Return the smallest graph for at most one prompt beside lanes of one width."""
+        """Return the smallest graph for at most one prompt beside lanes of one width.
+
+        The host fixes the query lengths, so that a wider graph holds narrower lanes too.
+        """
         prompt = sum(lane.prompt_tokens for lane in lanes)
         count = len(lanes)
         if prompt and count == 1:
@@ -204,7 +203,7 @@ class PreparedShapes:
             if (
                 graph.prefill_capacity >= prompt
                 and graph.batch_capacity >= count
-                and graph.token_capacity == width
+                and graph.token_capacity >= width
             ):
                 return fit
         raise ValueError(

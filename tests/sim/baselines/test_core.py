@@ -20,7 +20,12 @@ from helios.scheduler import (
     TimeError,
     UnknownHandleError,
 )
+from scheduling_sim.acceptance import acceptance
 from scheduling_sim.baselines.names import ENTRIES
+from scheduling_sim.checkers import Checks
+from scheduling_sim.simulation import Setup, simulate
+from scheduling_sim.synthetic import synthetic
+from scheduling_sim.workload.named import workload
 from tests.sim.baselines.bench import Bench, platform
 
 build_fcfs = ENTRIES["fcfs"].build
@@ -198,4 +203,36 @@ def test_a_failed_frame_ends_its_requests_alone() -> None:
     bench.run()
     assert bench.core.phase_of(first) is Phase.RELEASED
     assert bench.core.phase_of(second) is Phase.RELEASED
+    bench.assert_returned()
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_the_production_loop_carries_every_baseline(name: str) -> None:
+    """Through EngineCore on the simulated device, every answer complete, checks on."""
+    rounds = name in ("fixed-width", "turbospec")
+    speculative = {"decode": False, "widths": (1, 2, 4)}
+    machine = synthetic(rows=8, pages=256, mixed=(64, 256), **(speculative if rounds else {}))
+    log = simulate(
+        Setup(
+            platform=machine,
+            workload=workload("poisson", seed=3, rate_per_s=20.0, duration_s=2.0, limit="fixed:40"),
+            policy=name,
+            options={"max_sequences": 8} if name.endswith("-free") else {},
+            acceptance=acceptance("strong-draft", seed=1) if rounds else None,
+            checks=Checks(dear_every=4),
+        )
+    )
+    assert len(log.requests) > 20
+    for entry in log.requests:
+        assert entry.reason in ("stop", "length")
+        assert sum(entry.delivery_tokens) > 0
+
+
+@pytest.mark.parametrize("name", ["srpt", "mlfq"])
+def test_a_batch_grows_although_no_graph_holds_prompts_and_decoders(name: str) -> None:
+    bench = Bench(ENTRIES[name].build(platform(mixed=False)))
+    for _ in range(8):
+        bench.submit(40, 200)
+    bench.run()
+    assert max(len(plan.steps) for plan in bench.plans if plan.graph.kind is GraphKind.DECODE) == 8
     bench.assert_returned()
