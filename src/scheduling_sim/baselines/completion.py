@@ -20,6 +20,8 @@ from scheduling_sim.baselines.policy import Served
 from scheduling_sim.baselines.requests import Request
 
 _new = tuple.__new__
+# Looking a member up in its enumeration takes as long as a comparison.
+_PREFILL, _DECODE, _DRAINING = Phase.PREFILL, Phase.DECODE, Phase.DRAINING
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,7 +58,7 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> None:
             record.handle != step.handle
             or record.prompt_tokens != step.prompt_tokens
             or record.terminated
-            or request.phase > Phase.DECODE
+            or request.phase > _DECODE
             or not 0 < len(record.tokens) <= step.output_ceiling
         ):
             fault = _fault_of(step, request, record)
@@ -94,15 +96,15 @@ def advance(frame: Frame, records: Sequence[CompletionRecord], *, is_observed: b
         request.in_flight -= 1
         request.queued -= step.output_ceiling
         request.is_wide = False
-        if request.phase > Phase.DECODE:
-            if is_terminal or step.is_retired or request.phase is Phase.DRAINING:
+        if request.phase > _DECODE:
+            if is_terminal or step.is_retired or request.phase is _DRAINING:
                 outcome.leaving.append(request)
             if not _is_live(request) or is_terminal:
                 request.has_end_token |= record.terminated
                 continue
         if is_binding:
             if request.phase is Phase.INITIALIZING:
-                request.phase = Phase.PREFILL
+                request.phase = _PREFILL
             continue
         over = bool(record.tokens) and _commit(request, record, fence, outcome.tokens)
         if over:
@@ -128,11 +130,11 @@ def _commit(
         tokens[-1] = tokens[-1]._replace(is_last=True)
         request.has_end_token = record.terminated
         return True
-    if request.phase is Phase.PREFILL:
-        request.phase = Phase.DECODE
+    if request.phase is _PREFILL:
+        request.phase = _DECODE
     return False
 
 
 def _is_live(request: Request) -> bool:
     """Tell whether output still counts: a preempted request's last tokens do."""
-    return request.phase <= Phase.DECODE or request.is_leaving
+    return request.phase <= _DECODE or request.is_leaving
