@@ -80,13 +80,17 @@ class SkipJoinMlfq:
     def seated(self, request: Request) -> None:
         """Learn nothing: a row is no service."""
 
+    def left(self, request: Request) -> None:
+        """Forget where a request stood."""
+        del self._places[request.index]
+
     def served(self, lanes: Sequence[Served], duration_ns: int, now_ns: int) -> None:
         """Charge the step to everyone in it, and let those sink whose quantum is used up."""
         for lane in lanes:
-            if lane.is_over:
-                del self._places[lane.request.index]
+            place = self._places.get(lane.request.index)
+            if place is None:
+                # Its last token was among these, and free shape has released it already.
                 continue
-            place = self._places[lane.request.index]
             place.used_ns += duration_ns
             place.served_ns = now_ns
             if place.used_ns >= self._quanta_ns[place.level]:

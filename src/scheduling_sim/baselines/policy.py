@@ -108,6 +108,10 @@ class Observer(Protocol):
         """Take note of a request that got its row, for the first time or again."""
         ...
 
+    def left(self, request: Request) -> None:
+        """Forget a request, however it ended."""
+        ...
+
     def served(self, lanes: Sequence[Served], duration_ns: int, now_ns: int) -> None:
         """Take note of a completed step and of how long the device ran (zero: unknown)."""
         ...

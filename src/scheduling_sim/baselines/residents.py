@@ -87,7 +87,7 @@ class Residents:
         if request.phase is Phase.WAITING:
             self.table.leave_line(request)
             if request.in_flight == 0:
-                self.table.release(request)
+                self._release(request)
                 return
             request.row = self.memory.take_row()
             self.rows[request.handle] = request
@@ -103,7 +103,7 @@ class Residents:
         """Let a cancelled request go: at once, or after its last frame."""
         if request.phase is Phase.WAITING:
             self.table.leave_line(request)
-            self.table.release(request)
+            self._release(request)
             return
         self.unbound.pop(request.handle, None)
         self.ended.pop(request.handle, None)
@@ -125,4 +125,9 @@ class Residents:
             request.phase = Phase.WAITING
             self.table.wait_again(request)
         else:
-            self.table.release(request)
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self.table.release(request)
+        if self._observer is not None:
+            self._observer.left(request)

@@ -56,13 +56,15 @@ class Vtc:
             self._charged.add(request.index)
             self.counters[request.tenant] += self.prompt_weight * request.spec.prompt_tokens
 
+    def left(self, request: Request) -> None:
+        """Forget that a request's prompt was charged."""
+        self._charged.discard(request.index)
+
     def served(self, lanes: Sequence[Served], duration_ns: int, now_ns: int) -> None:
         """Charge output tokens."""
         del duration_ns, now_ns
         for lane in lanes:
             self.counters[lane.request.tenant] += self.output_weight * lane.output_tokens
-            if lane.is_over:
-                self._charged.discard(lane.request.index)
 
     def choose(self, view: View) -> Sequence[Lane]:
         """Return prompts, newcomers by their tenants' counters, or else all decoders."""

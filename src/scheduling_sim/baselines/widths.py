@@ -73,6 +73,9 @@ class TurboSpec:
     def seated(self, request: Request) -> None:
         """Learn nothing from rows."""
 
+    def left(self, request: Request) -> None:
+        """Keep the rate that an ended request taught."""
+
     def served(self, lanes: Sequence[Served], duration_ns: int, now_ns: int) -> None:
         """Learn the acceptance rate of the round's proposals.
 

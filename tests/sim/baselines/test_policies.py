@@ -237,6 +237,20 @@ def test_the_starved_return_to_the_first_queue() -> None:
     assert finished[30] < 30 < 55 < finished[1_000_000]
 
 
+def test_nothing_is_remembered_of_requests_that_left() -> None:
+    queues, counters = mlfq(), Vtc()
+    for policy in (queues, counters):
+        bench = free(policy, observer=policy, max_sequences=2, page_count=40)
+        handles = [bench.submit(20, 30, tenant="a") for _ in range(6)]
+        bench.run(until=lambda: len(bench.answers[handles[0]].committed) >= 3)  # noqa: B023
+        for handle in (handles[0], handles[5]):
+            bench.cancel(handle)
+        bench.run()
+        bench.assert_returned()
+    assert not queues._places
+    assert not counters._charged
+
+
 # The clairvoyant bound ---------------------------------------------------------------------------
 
 
