@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
 from scheduling_sim.report.plots.style import (
@@ -91,15 +92,19 @@ def _label_points(
         Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale)
         for x, y in (axes.transData.transform((p.ttft_ms, p.gap_ms)) for p in points)
     ]
-    for point in points:
+    last = {point.series: place for place, point in enumerate(points)}
+    for place, point in enumerate(points):
+        # A line is named once, where it ends.
+        is_named = last[point.series] == place and point.series != point.label
         text = axes.annotate(
-            point.label,
+            f"{point.series} {point.label}" if is_named else point.label,
             (point.ttft_ms, point.gap_ms),
             xytext=_OFFSETS[0][:2],
             textcoords="offset points",
             fontsize=9,
             color=colours[point.series],
             fontweight="bold",
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )
         boxes: list[tuple[float, int, Bbox]] = []
         for right, up, side in _OFFSETS:
@@ -109,8 +114,8 @@ def _label_points(
             boxes.append((sum(_covered(box, other) for other in taken), len(boxes), box))
             if not boxes[-1][0]:
                 break
-        _, place, box = min(boxes, key=lambda one: one[:2])
-        right, up, side = _OFFSETS[place]
+        _, best, box = min(boxes, key=lambda one: one[:2])
+        right, up, side = _OFFSETS[best]
         text.set_position((right, up))
         text.set_horizontalalignment(side)
         taken.append(box)

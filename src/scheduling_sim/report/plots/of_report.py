@@ -18,6 +18,7 @@ from scheduling_sim.report.runs import Report, ReportedRun
 
 MOST_CURVES: Final = 8
 """More curves in one plot than the palette has colours tell nothing."""
+_MOST_TIMELINES: Final = 4
 
 
 class Plot(NamedTuple):
@@ -39,7 +40,7 @@ def plots(report: Report) -> Iterator[Plot]:
         yield from _by_parameter(report)
         yield _ttft(runs, left_out)
         yield _gaps(runs, left_out)
-        yield _timeline(runs, left_out)
+        yield _timeline(report)
 
 
 def _frontier(report: Report) -> Iterator[Plot]:
@@ -84,8 +85,11 @@ def _gaps(runs: tuple[ReportedRun, ...], left_out: str) -> Plot:
     return Plot("gaps", caption + left_out, figure)
 
 
-def _timeline(runs: tuple[ReportedRun, ...], left_out: str) -> Plot:
+def _timeline(report: Report) -> Plot:
+    runs = report.runs[:_MOST_TIMELINES]
+    rest = len(report.runs) - len(runs)
     caption = "What was served, who waited and what the cache held over the virtual time."
+    left_out = f" The first {len(runs)} of {len(report.runs)} runs." if rest else ""
     return Plot("timeline", caption + left_out, timeline_figure(runs))
 
 

@@ -27,6 +27,9 @@ from scheduling_sim.run_log import RunLog
 _MOST_BINS: Final = 240
 _MOST_BINS_TOGETHER: Final = 60
 """Several lines in one panel are told apart only when they do not jump."""
+_LEGEND_LETTERS: Final = 96
+"""That fit side by side above the panels."""
+_HANDLE_LETTERS: Final = 8
 _NICE_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 
 
@@ -82,7 +85,9 @@ def timeline_figure(runs: Sequence[ReportedRun]) -> Figure:
         handles = [
             Line2D([], [], color=style[run.label].colour, lw=3, label=run.label) for run in runs
         ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
+        longest = max(len(run.label) for run in runs)
+        columns = max(1, _LEGEND_LETTERS // (longest + _HANDLE_LETTERS))
+        figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
