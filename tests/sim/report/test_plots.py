@@ -132,3 +132,21 @@ def test_frontier_labels_do_not_cover_each_other() -> None:
     for i, one in enumerate(boxes):
         for other in boxes[:i]:
             assert not one.overlaps(other)
+
+
+def test_a_line_of_the_frontier_is_named_once_where_it_ends() -> None:
+    points = [Point("helios", f"rate={rate}", 100.0 * rate, 50.0 * rate) for rate in (1, 2)]
+    figure = frontier_figure([*points, Point("fcfs", "fcfs", 400, 20)], "P99", "P99")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["rate=1", "helios rate=2", "fcfs"]
+
+
+def test_timelines_of_a_sweep_are_few_and_their_names_fit() -> None:
+    names = [f"helios arrival_shares=0.25 rate_per_s={i}" for i in range(6)]
+    (timeline,) = [plot for plot in plots(report(*names)) if plot.name == "timeline"]
+    assert timeline.caption.endswith("The first 4 of 6 runs.")
+    figure = timeline.figure
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == 4
+    assert 0 <= box.x0 <= box.x1 <= figure.bbox.width
