@@ -21,8 +21,8 @@ from helios.scheduler import (
     SpeculationConfig,
 )
 from helios.scheduler.acceptance import AcceptanceTable
-from helios.scheduler.blocks import Candidate
-from helios.scheduler.candidates import scene_of_view, waiting_price
+from helios.scheduler.blocks import Block, Candidate
+from helios.scheduler.candidates import scene_of_view, undominated, waiting_price
 from helios.scheduler.forecast import ForecastTable
 from helios.scheduler.images import ImageSpan
 from helios.scheduler.lookahead import preparing_blocks
@@ -177,11 +177,16 @@ def place(view: View, item: Item) -> None:
             column.append(value)
 
 
-def decide(view: View) -> Candidate | None:
-    """Return the winner among the candidates with a prerequisite."""
+def blocks_of(view: View) -> list[Block]:
+    """Return the candidates with a prerequisite."""
     units = units_of(view)
     scene = scene_of_view(view, units, waiting_price(view, units))
-    blocks = preparing_blocks(scene, units)
+    return list(preparing_blocks(scene, units))
+
+
+def decide(view: View) -> Candidate | None:
+    """Return the winner among the candidates with a prerequisite."""
+    blocks = blocks_of(view)
     return Selection(blocks, view.shapes.geometry).winner() if blocks else None
 
 
@@ -224,6 +229,21 @@ def test_the_winner_equals_enumeration(mode: DecodeMode) -> None:
     random_ = random.Random(mode.value)
     compared = sum(check(random_world(random_, mode, 4), mode) for _ in range(60))
     assert compared > 40
+
+
+@pytest.mark.parametrize("mode", list(DecodeMode))
+def test_a_pair_without_hope_has_no_undominated_choice(mode: DecodeMode) -> None:
+    """Its following shape is redundant whatever it serves, so nothing of it is compared (9.9)."""
+    random_, counts = random.Random(f"{mode.value} hope"), {"hopeless": 0, "left": 0}
+    for _ in range(40):
+        view = view_of(random_world(random_, mode, 4), mode)
+        for block in blocks_of(view):
+            flags = block.hopeless()
+            for entry in range(len(block.rate)):
+                hopeless = flags is not None and bool(flags[entry])
+                counts["hopeless" if hopeless else "left"] += 1
+                assert not hopeless or undominated(view, block, entry) is None
+    assert min(counts.values()) > 50, counts
 
 
 @pytest.mark.slow

@@ -199,8 +199,9 @@ class Pairs:
         ]
 
     def hopeless(self) -> Flags | None:
-        """Return None: nobody has looked at all choices of all pairs."""
-        return None
+        """Tell which pairs have no undominated choice: the following shape is always redundant."""
+        flags = self._roles.redundant(self._scene)
+        return None if flags is None else np.tile(flags, len(self._stage.graphs))
 
     def _choices(self, entry: int) -> list[Choice]:
         """Return the best choices for every number of newly ready decoders that the pair admits."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helios.scheduler.catalog import GraphKind
-from helios.scheduler.geometry import Generating, Integers
+from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.prompts import (
     PromptTable,
     best_prompts,
@@ -21,6 +21,7 @@ from helios.scheduler.prompts import (
     lane_of,
     prompt_table,
 )
+from helios.scheduler.scene import Scene
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane, Prompt, View, prefill_kind
 
@@ -69,6 +70,38 @@ class Roles(NamedTuple):
             beyond = table.extents > table.extents[:, [smaller]]
             rows.append(int(best_prompts(table, beyond)[column]))
         return [row for row in dict.fromkeys(rows) if row >= 0]
+
+    def redundant(self, scene: Scene) -> Flags | None:
+        """Tell in which roles a smaller graph holds every cohort; None where no graph nests.
+
+        It holds the most decoders beside the prompt row, the longest lane, the most target rows and
+        all that any prompt of the role would consume.
+        """
+        geometry, table = scene.view.shapes.geometry, scene.table
+        programs, nested = geometry.generating, geometry.generating_nested
+        if not len(nested.place):
+            return None
+        flags: Flags = np.zeros(len(self.graph), dtype=bool)
+        widest = table.lengths.max(axis=1, initial=1)[programs.lane_class]
+        for part, (prompts, first) in enumerate(zip(self.prompts, self.first, strict=True)):
+            program = self.program[self.part == part]
+            if not len(program) or program[0] < 0:
+                continue
+            lanes = np.minimum(programs.batch - (prompts is not None), table.lengths.shape[1])
+            most = table.fewest[programs.lane_class, -1]
+            most = most - table.fewest[programs.lane_class, -1 - lanes]
+            served = lanes + (prompts is not None)
+            holds = geometry.holds(nested, served, widest, np.minimum(most, programs.packed))
+            role = np.full(len(programs.graph), -1)
+            role[program] = first + np.arange(len(program))
+            holds &= role[nested.place] >= 0
+            if prompts is not None:
+                extents, capacities = prompts.table.extents, prompts.table.capacities
+                own = np.searchsorted(capacities, programs.prompt[nested.place])
+                less = np.searchsorted(capacities, geometry.prompt[nested.graph])
+                holds &= (extents[:, own] == extents[:, less]).all(axis=0)
+            flags[role[nested.place[holds]]] = True
+        return flags
 
     def prompt_lane(self, role: int, row: int) -> Lane:
         """Return the lane of one of the role's prompts."""
