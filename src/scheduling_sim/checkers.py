@@ -55,7 +55,7 @@ class Checks:
     idle_frames_limit: int = 20_000
     """Frames in a row that may bring nobody further; replays after preemptions count as such."""
     unserved_ns: int = 3_600_000_000_000
-    """How long a resident request may be left without a frame, in virtual time."""
+    """How long a resident request may come no further, in virtual time."""
 
     def __post_init__(self) -> None:
         if self.dear_every < 0 or self.idle_frames_limit < 1 or self.unserved_ns < 1:
@@ -90,7 +90,7 @@ class Checker:
         """The request's response is complete and no frame of it is in flight."""
         del self._live[handle]
 
-    def on_committed(self, plan: ScheduledPlan, fence: Fence, usage: Usage, now_ns: int) -> None:
+    def on_committed(self, plan: ScheduledPlan, fence: Fence, usage: Usage) -> None:
         """Fences rise, two frames at most are in flight, and rows and pages add up."""
         if fence <= self._last_fence:
             raise InvariantError(f"fence {fence} follows {self._last_fence}")
@@ -102,7 +102,7 @@ class Checker:
         # that a request lost are reused in the next frame, and prefixes are shared.
         is_free = plan.graph_index < 0
         self._check_usage(usage, fence, is_free=is_free)
-        self._check_lanes(plan, fence, now_ns)
+        self._check_lanes(plan, fence)
         self._frames += 1
         every = self._checks.dear_every
         if every and self._frames % every == 0 and not is_free:
@@ -167,18 +167,22 @@ class Checker:
             self._check_exploration(core.exploration())
         every = self._checks.dear_every
         if every and self._frames >= self._next_dear:
-            self._next_dear = self._frames + every
+            # A crowd is looked at less often, so that a look costs a frame no more than its lanes.
+            self._next_dear = self._frames + max(every, len(self._live))
             self._check_service(core, now_ns)
 
     def _check_service(self, core: DecisionCore, now_ns: int) -> None:
         """Every resident request is served now and then."""
         for handle, state in self._live.items():
-            phase = core.phase_of(handle)
-            is_resident = phase not in (Phase.WAITING, Phase.RELEASED)
-            unserved_ns = now_ns - state.served_ns
-            if is_resident and unserved_ns > self._checks.unserved_ns:
+            if state.log.finished_ns is not None:
+                continue
+            phase, mark = core.phase_of(handle), (state.committed, state.furthest)
+            if mark != state.watched or phase in (Phase.WAITING, Phase.RELEASED):
+                state.watched, state.watched_ns = mark, now_ns
+            unserved_ns = now_ns - state.watched_ns
+            if unserved_ns > self._checks.unserved_ns:
                 raise LivelockError(
-                    f"{_name(state)} is in phase {phase.name.lower()} and was not served for "
+                    f"{_name(state)} is in phase {phase.name.lower()} and came no further for "
                     f"{unserved_ns / 1e9:.0f} s"
                 )
 
@@ -221,36 +225,41 @@ class Checker:
         if usage.in_flight != tuple([flown for flown, _ in self._flights]):
             raise InvariantError(f"fences in flight differ at fence {fence}: {usage}")
 
-    def _check_lanes(self, plan: ScheduledPlan, fence: Fence, now_ns: int) -> None:
-        size, rows = self._resources.page_size_tokens, set()
+    def _check_lanes(self, plan: ScheduledPlan, fence: Fence) -> None:
+        size, live, rows = self._resources.page_size_tokens, self._live, set()
         for step in plan.steps:
-            state = self._live.get(step.handle)
-            if state is None:
+            if step.handle not in live:
                 raise InvariantError(f"fence {fence} serves {step.handle}, which has left")
-            state.served_ns = now_ns
             rows.add(step.row)
             if len(step.pages) * size < step.position + step.prompt_tokens:
                 raise InvariantError(
-                    f"{_name(state)} has {len(step.pages)} pages of {size} tokens at position "
-                    f"{step.position} of fence {fence}"
+                    f"{_name(live[step.handle])} has {len(step.pages)} pages of {size} tokens at "
+                    f"position {step.position} of fence {fence}"
                 )
         is_above = plan.graph_index >= 0 and max(rows) >= self._resources.row_count
         if len(rows) != len(plan.steps) or min(rows) < 0 or is_above:
             raise InvariantError(f"fence {fence} has lanes on rows {sorted(rows)}")
 
     def _check_pages(self, fence: Fence) -> None:
-        """No page belongs to two requests in flight, unless prefixes may be shared by pages."""
-        if self._resources.page_prefixes:
-            return
+        """No page that a lane in flight writes is read or written by another request.
+
+        Whole pages of a kept prefix are shared; what lies behind it is not.
+        """
+        size = self._resources.page_size_tokens
         owners: dict[int, RequestHandle] = {}
-        for _, plan in self._flights:
-            for step in plan.steps:
-                for page in step.pages:
-                    if owners.setdefault(page, step.handle) != step.handle:
-                        raise InvariantError(
-                            f"page {page} belongs to {owners[page]} and {step.handle} at "
-                            f"fence {fence}"
-                        )
+        steps = [step for _, plan in self._flights for step in plan.steps]
+        for step in steps:
+            count = max(step.prompt_tokens, step.output_ceiling)
+            last = -(-(step.position + count) // size)
+            for page in step.pages[step.position // size : last] if count else ():
+                owners[page] = step.handle
+        for step in steps:
+            for page in step.pages:
+                if owners.get(page, step.handle) != step.handle:
+                    raise InvariantError(
+                        f"page {page} of {step.handle} is written by {owners[page]} around "
+                        f"fence {fence}"
+                    )
 
     def _check_token(self, token: GeneratedToken, fence: Fence) -> None:
         state = self._live.get(token.handle)

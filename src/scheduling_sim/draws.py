@@ -7,6 +7,7 @@ another request, a position that is not where the row stands, a snapshot row of 
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -32,6 +33,18 @@ _STATE_KINDS: Final = (
 )
 
 
+@functools.cache
+def _decode_work(cached: int) -> LaneWork:
+    """Return the work of a lane that decodes; a lookup costs a quarter of a new record."""
+    return LaneWork(1, cached, False)
+
+
+@functools.cache
+def _one_token(token: int) -> LaneOutput:
+    """Return the output of one token; see `_decode_work`."""
+    return LaneOutput((token,))
+
+
 class MisuseError(Exception):
     """A frame would have corrupted the state of a real device."""
 
@@ -50,7 +63,8 @@ class SimulatedRequest:
         "log",
         "produced",
         "request",
-        "served_ns",
+        "watched",
+        "watched_ns",
     )
 
     def __init__(self, request: WorkloadRequest, log: RequestLog) -> None:
@@ -73,8 +87,10 @@ class SimulatedRequest:
         """Of these, the tokens that were made visible."""
         self.furthest = -1
         """Highest prompt position that any frame was to reach."""
-        self.served_ns = log.arrival_ns
-        """When a frame served it last."""
+        self.watched = (0, -1)
+        """Committed tokens and furthest position when they last differed from the look before."""
+        self.watched_ns = log.arrival_ns
+        """When that was."""
 
     def sample(self, count: int) -> LaneOutput:
         """Return the next tokens of the answer, at most `count`; the end token behind its last."""
@@ -121,7 +137,7 @@ class Draws:
         """By the scheduler's handle, every live request."""
         self._acceptance = acceptance
         self._plane_shape = (1, row_count, draft_capacity)
-        self._bound: list[RequestHandle | None] = [None] * row_count
+        self._bound: list[SimulatedRequest | None] = [None] * row_count
         self._snapshots: dict[int, _Kept] = {}
 
     def execute(self, graph: GraphDescriptor | None, lanes: Sequence[FrameLane]) -> Executed:
@@ -138,23 +154,27 @@ class Draws:
 
     def _decode(self, lanes: Sequence[FrameLane]) -> Executed:
         """Run one row of every lane; the most frequent frame by far."""
-        requests, bound = self.requests, self._bound
+        bound = self._bound
         outputs: list[LaneOutput] = []
         works: list[LaneWork] = []
         for lane in lanes:
-            handle = lane.handle
-            state = requests[handle]
-            if bound[lane.row] != handle:
+            state = bound[lane.row]
+            if state is None or state.handle != lane.handle:
                 raise self._stranger(lane)
             cached = state.cached
-            works.append(LaneWork(1, cached, False))
+            works.append(_decode_work(cached))
             if state.has_ended:
                 outputs.append(_NOTHING)
                 continue
             if cached != lane.position:
                 raise _misplaced(lane, state)
             state.cached = cached + 1
-            outputs.append(state.sample(1))
+            answer, index = state.answer, state.produced
+            if answer is not None and index < len(answer):
+                state.produced = index + 1
+                outputs.append(_one_token(answer[index]))
+            else:
+                outputs.append(state.sample(1))
         return Executed(tuple(outputs), works)
 
     def _generate(self, graph: GraphDescriptor | None, lanes: Sequence[FrameLane]) -> Executed:
@@ -248,7 +268,7 @@ class Draws:
             if kept is None or kept.tokens < lane.position:
                 raise MisuseError(f"snapshot row {lane.snapshot_row} holds no {lane.position}")
             _check_same_content(kept.request, state.request, lane.position)
-        self._bound[lane.row] = lane.handle
+        self._bound[lane.row] = state
         state.cached = lane.position
 
     def _keep(self, lane: FrameLane, state: SimulatedRequest) -> None:
@@ -258,16 +278,17 @@ class Draws:
 
     def _state_of(self, lane: FrameLane, *, is_bound: bool) -> SimulatedRequest:
         """Return the request of a lane, after checking that its row is its own."""
-        if is_bound and self._bound[lane.row] != lane.handle:
+        if not is_bound:
+            return self.requests[lane.handle]
+        state = self._bound[lane.row]
+        if state is None or state.handle != lane.handle:
             raise self._stranger(lane)
-        return self.requests[lane.handle]
+        return state
 
     def _stranger(self, lane: FrameLane) -> MisuseError:
-        request_id = self.requests[lane.handle].request.request_id
-        return MisuseError(
-            f"row {lane.row} is bound to {self._bound[lane.row]}, not to {lane.handle} "
-            f"of request {request_id}"
-        )
+        request, bound = self.requests[lane.handle].request, self._bound[lane.row]
+        whom = "nobody" if bound is None else f"request {bound.request.request_id}"
+        return MisuseError(f"row {lane.row} is bound to {whom}, not to {request.request_id}")
 
 
 def _consume(lane: FrameLane, state: SimulatedRequest) -> LaneOutput:

@@ -15,7 +15,6 @@ from helios.scheduler import (
     Usage,
 )
 from scheduling_sim.checkers import Checker
-from scheduling_sim.clock import VirtualClock
 from scheduling_sim.device import FrameTruth
 from scheduling_sim.draws import Draws, SimulatedRequest
 from scheduling_sim.run_log import StepLog
@@ -38,7 +37,7 @@ class _Pending:
 class Recorder:
     """Hears of every decision and every frame; the requests' logs and the steps are its result."""
 
-    def __init__(self, draws: Draws, checker: Checker, steps: StepLog, clock: VirtualClock) -> None:
+    def __init__(self, draws: Draws, checker: Checker, steps: StepLog) -> None:
         self.decision_ns = 0
         """Real time of decisions since the last commit."""
         self.failed_frames = 0
@@ -47,7 +46,6 @@ class Recorder:
         self._draws = draws
         self._checker = checker
         self._steps = steps
-        self._clock = clock
         self._last_fence = Fence(0)
         self._departed: deque[tuple[Fence, RequestHandle]] = deque()
         self._pending: deque[_Pending] = deque()
@@ -64,7 +62,7 @@ class Recorder:
         self._pending.append(_Pending(plan, fence, usage, self.decision_ns))
         self.decision_ns = 0
         self._last_fence = fence
-        self._checker.on_committed(plan, fence, usage, self._clock.now_ns())
+        self._checker.on_committed(plan, fence, usage)
 
     def on_frame(self, frame: Frame, truth: FrameTruth) -> None:
         """Note when a submitted frame runs."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 from helios.engine.admission import AdmissionRules
 from helios.engine.core import STALLED_TURNS_LIMIT, EngineCore, StepOutcome
 from helios.engine.messages import Cancel, ImageMessage, SamplingMessage, Submit
-from helios.engine.ports import Frame
+from helios.engine.ports import DecisionCore, Frame
 from helios.scheduler import CalibrationReport, ExecutionCount, SelectionReason
 from scheduling_sim import policies
 from scheduling_sim.acceptance_model import AcceptanceModel
@@ -56,6 +56,9 @@ class Setup:
     platform: Platform
     workload: Workload
     policy: str = "helios"
+    """Name in the registry of policies."""
+    build: Callable[[Platform], DecisionCore] | None = None
+    """Makes the decision core in the registry's place; `policy` is then only a title."""
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """Of the policy."""
     acceptance: AcceptanceModel | None = None
@@ -69,8 +72,9 @@ class Setup:
     """Stop after this many frames."""
     checks: Checks = _USUAL_CHECKS
     stopwatch: Stopwatch = stopped
-    on_progress: Callable[[Progress], None] | None = None
-    progress_every: int = 2000
+    on_progress: Callable[[Progress], bool] | None = None
+    """Returns whether to go on; without, the run stops and leaves the rest unfinished."""
+    progress_every: int = 500
     """Turns between two calls."""
 
 
@@ -130,7 +134,7 @@ class _Run:
         self._known = 0
         self._ended = 0
         self._followers = _followers_of(setup.workload)
-        self._policy = policies.build(setup.policy, platform, **setup.options)
+        self._policy = _policy_of(setup, platform)
         self._checker = Checker(setup.checks, platform.resources)
         depths = [graph.proposal_depth for graph in platform.catalog.graphs]
         draws = Draws(
@@ -138,7 +142,7 @@ class _Run:
             row_count=platform.resources.row_count,
             draft_capacity=max(depths),
         )
-        self._recorder = Recorder(draws, self._checker, self._steps, self._clock)
+        self._recorder = Recorder(draws, self._checker, self._steps)
         self._executor = SimulatedExecutor(
             platform=platform,
             clock=self._clock,
@@ -165,12 +169,12 @@ class _Run:
         for request in self._setup.workload.requests:
             if request.follows is None:
                 self._expect(request.arrival_ns, _EventKind.ARRIVAL, request)
-        turns = 0
-        while self._advance():
+        turns, goes_on = 0, True
+        while goes_on and self._advance():
             self._turn()
             turns += 1
             if turns % self._setup.progress_every == 0:
-                self._tell()
+                goes_on = self._tell()
         self._tell()
         if not self._live and not self._executor.frames_in_flight:
             self._checker.check_end(self._policy)
@@ -232,12 +236,15 @@ class _Run:
         self._known += 1
         heapq.heappush(self._events, _Event(at_ns, kind, self._known, request))
 
-    def _tell(self) -> None:
-        if self._setup.on_progress is not None:
-            total = len(self._setup.workload.requests)
-            frames = len(self._steps.started_ns)
-            now_ns = self._clock.now_ns()
-            self._setup.on_progress(Progress(now_ns, len(self._logs), self._ended, total, frames))
+    def _tell(self) -> bool:
+        """Tell the progress; return whether to go on."""
+        if self._setup.on_progress is None:
+            return True
+        total = len(self._setup.workload.requests)
+        frames, now_ns = len(self._steps.started_ns), self._clock.now_ns()
+        return self._setup.on_progress(
+            Progress(now_ns, len(self._logs), self._ended, total, frames)
+        )
 
     # Events ---------------------------------------------------------------------------------------
 
@@ -279,6 +286,12 @@ class _Run:
             span_ns = truth.visible_ns - truth.submitted_ns
             at_ns = truth.submitted_ns + round(fault.cancel_moment * span_ns)
             self._expect(at_ns, _EventKind.CANCEL, state.request)
+
+
+def _policy_of(setup: Setup, platform: Platform) -> DecisionCore:
+    if setup.build is not None:
+        return setup.build(platform)
+    return policies.build(setup.policy, platform, **setup.options)
 
 
 def _followers_of(workload: Workload) -> dict[str, list[WorkloadRequest]]:

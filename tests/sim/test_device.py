@@ -30,7 +30,8 @@ class Bench:
         for name, handle in (("a", A), ("b", B)):
             request = ask(name, 0.0, 100, 3)
             log = RequestLog(request=request, arrival_ns=0)
-            self.draws.requests[handle] = SimulatedRequest(request, log)
+            state = self.draws.requests[handle] = SimulatedRequest(request, log)
+            state.handle = handle
         self.executor = SimulatedExecutor(
             platform=self.platform,
             clock=self.clock,
@@ -133,7 +134,7 @@ def test_a_lane_on_a_row_of_another_request_is_refused() -> None:
     """A real device would mix two requests there."""
     bench = Bench()
     bench.submit(GraphKind.INITIALIZE, bind())
-    with pytest.raises(MisuseError, match="row 0 is bound to"):
+    with pytest.raises(MisuseError, match="row 0 is bound to request a, not to b"):
         bench.submit(GraphKind.PREFILL, chunk(0, 64, is_last=False, handle=B))
 
 
@@ -153,7 +154,7 @@ def test_a_retired_row_is_bound_to_nobody() -> None:
     bench.clock.advance_to(bench.truths[-1].visible_ns)
     while bench.executor.poll() is not None:
         pass
-    with pytest.raises(MisuseError, match="bound to None"):
+    with pytest.raises(MisuseError, match="bound to nobody"):
         bench.submit(GraphKind.DECODE, decode(0))
 
 

@@ -71,7 +71,7 @@ def reasons(log: RunLog) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Chances:
-    """Each proposal is accepted with the probability of its depth, by a hash of the position."""
+    """Each proposal is accepted with the probability of its depth, by a seed of the position."""
 
     probabilities: Sequence[float] = (0.8, 0.7, 0.6, 0.5)
     """Conditional on the proposals before it; the last one holds for every deeper one."""
@@ -84,7 +84,7 @@ class Chances:
         for each in range(depth):
             chance = self.probabilities[min(each, len(self.probabilities) - 1)]
             name = f"{self.seed}/{request.request_id}/{output_index}/{each}/{source}"
-            goes_on = goes_on and zlib.crc32(name.encode()) / 2**32 < chance
+            goes_on = goes_on and random.Random(name).random() < chance
             accepted += goes_on
             joint *= chance
             survival.append(joint)
