@@ -116,13 +116,23 @@ def test_stop_conditions_leave_requests_unfinished() -> None:
     assert len(log.steps.started_ns) == 10
 
 
-def test_progress_is_told() -> None:
-    """The last call says that everybody ended."""
+def test_progress_is_told_and_may_stop_the_run() -> None:
+    """The last call says how far it came; one that returns False leaves the rest unfinished."""
     told: list[Progress] = []
-    run(ask("a", 0, 50, 20), ask("b", 1, 50, 20), on_progress=told.append, progress_every=5)
+
+    def listen(progress: Progress) -> bool:
+        told.append(progress)
+        return len(told) < limit
+
+    requests, limit = (ask("a", 0, 50, 20), ask("b", 1, 50, 20)), 1000
+    run(*requests, on_progress=listen, progress_every=5)
     assert len(told) > 3
     assert told[-1].ended == told[-1].total == 2
     assert [p.frames for p in told] == sorted(p.frames for p in told)
+    told, limit = [], 2
+    log = run(*requests, on_progress=listen, progress_every=5)
+    assert reasons(log) == {"unfinished": 2}
+    assert 8 <= len(log.steps.started_ns) <= 10
 
 
 def test_decisions_are_timed_by_the_given_stopwatch() -> None:
