@@ -86,8 +86,20 @@ class EvenLanes(NamedTuple):
     """Proposals of each lane."""
     copies: Flags | None
     """Which programs take copied proposals; None where none does."""
+
+
+class Contest(NamedTuple):
+    """The programs that can win where so many streams and nothing else is ready; arrays [programs].
+
+    A program is left out where a smaller shape holds every cohort that it could serve: each of them
+    is redundant, whatever was measured.
+    """
+
+    programs: Generating
+    lanes: Floats
+    """Streams that each serves."""
     counts: Integers
-    """`lanes` as integers."""
+    """The same as integers."""
     is_tight: Flags
     """P holds fewer rows than full lanes of everyone who is served."""
     free: Integers
@@ -155,29 +167,49 @@ class Geometry:
         """By graph index, the most requests that one of these holds."""
         self.generating_nested = _nested(self.generating, self.smaller)
         self.mixed_nested = _nested(self.mixed, self.smaller)
-        self._even: dict[int, EvenLanes] = {}
+        self._even: dict[int, tuple[EvenLanes, Contest]] = {}
         """Derived, by the number of streams."""
 
     def even_lanes(self, streams: int) -> EvenLanes:
         """Return how `streams` equal streams fill every generating program; read only."""
+        return self._of(streams)[0]
+
+    def contest(self, streams: int) -> Contest:
+        """Return the programs that can win among themselves with `streams` decoders; read only."""
+        return self._of(streams)[1]
+
+    def _of(self, streams: int) -> tuple[EvenLanes, Contest]:
         found = self._even.get(streams)
         if found is None:
-            programs = self.generating
-            lanes = np.minimum(programs.batch, streams)
-            lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
-            is_copy = np.array([source is ProposalSource.COPY for source, _ in programs.variants])
-            copies = is_copy[programs.variant] if is_copy.any() else None
-            is_tight = lanes * programs.width > programs.packed
-            found = self._even[streams] = EvenLanes(
-                lanes.astype(np.float64),
-                lengths - 1,
-                copies,
-                lanes,
-                is_tight,
-                np.flatnonzero(~is_tight),
-                np.arange(1, streams + 1),
-            )
+            found = self._even[streams] = (self._evenly(streams), self._contest(streams))
         return found
+
+    def _evenly(self, streams: int) -> EvenLanes:
+        programs = self.generating
+        lanes = np.minimum(programs.batch, streams)
+        lengths = np.minimum(programs.width, np.maximum(1, programs.packed // lanes))
+        is_copy = np.array([source is ProposalSource.COPY for source, _ in programs.variants])
+        copies = is_copy[programs.variant] if is_copy.any() else None
+        return EvenLanes(lanes.astype(np.float64), lengths - 1, copies)
+
+    def _contest(self, streams: int) -> Contest:
+        everyone = self.generating
+        lanes = np.minimum(everyone.batch, streams)
+        rows = np.minimum(lanes * everyone.width, everyone.packed)
+        is_held = self.holds(self.generating_nested, lanes, everyone.width, rows)
+        can_win = everyone.all_programs.copy()
+        can_win[self.generating_nested.place[is_held]] = False
+        programs = chosen(everyone, can_win)
+        counts = np.minimum(programs.batch, streams)
+        is_tight = counts * programs.width > programs.packed
+        return Contest(
+            programs,
+            counts.astype(np.float64),
+            counts,
+            is_tight,
+            np.flatnonzero(~is_tight),
+            np.arange(1, streams + 1),
+        )
 
     def holds(self, nested: Nested, served: Integers, widest: Integers, rows: Integers) -> Flags:
         """Tell of every pair whether the smaller graph holds what the program serves at most.

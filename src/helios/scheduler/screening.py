@@ -17,7 +17,7 @@ import numpy as np
 from helios.scheduler.blocks import Candidate, rank_key, rate_of
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.dominance import is_dominated
-from helios.scheduler.geometry import EvenLanes, Generating, Integers
+from helios.scheduler.geometry import Contest, Generating, Integers
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.rounds import lanes_in_order, tops_of_all
 from helios.scheduler.streams import Floats, Streams, lane_values, ranked
@@ -45,8 +45,8 @@ class Screening:
     """The programs that serve decoders alone, by bounds; every measured one has a duration."""
 
     __slots__ = (
+        "_contest",
         "_credit",
-        "_even",
         "_half_waiting",
         "_known_ms",
         "_lengths",
@@ -73,8 +73,8 @@ class Screening:
     ) -> None:
         geometry = view.shapes.geometry
         self._view, self._streams, self._slope, self._waiting = view, streams, slope, waiting
-        self._programs: Generating = geometry.generating
-        self._even: EvenLanes = geometry.even_lanes(len(streams.requests))
+        self._contest: Contest = geometry.contest(len(streams.requests))
+        self._programs: Generating = self._contest.programs
         self._known_ms: Floats = view.durations.take(self._programs.graph)
         self._tokens, self._lengths, self._values = lane_values(streams, yields)
         self._rows: dict[int, _Row] = {}
@@ -84,20 +84,20 @@ class Screening:
         self._tops: dict[int, Floats] = {}
         """Sums of the 0, 1, ... largest marginals, by lane class."""
         # The products of the exact score, in its order.
-        self._credit: Floats = self._even.lanes * slope * self._known_ms
+        self._credit: Floats = self._contest.lanes * slope * self._known_ms
         self._half_waiting: Floats = 0.5 * self._known_ms * waiting
 
     def winner(self) -> Candidate | None:
         """Return the first candidate by rank; None where only the general path can tell."""
-        bounds, even = self._bounds(), self._even
-        free = even.free
+        bounds, contest = self._bounds(), self._contest
+        free = contest.free
         if not len(free):
             return None
         first = int(free[bounds.take(free).argmax()])
         best = self._score(first)
         left = (bounds >= best).nonzero()[0]
         if len(left) > 1:
-            is_tight = even.is_tight.take(left)
+            is_tight = contest.is_tight.take(left)
             for place in left[~is_tight].tolist():
                 best = max(best, self._score(place))
             tight = left[is_tight]
@@ -105,10 +105,10 @@ class Screening:
                 return None
         tied = [place for place, score in self._scores.items() if score == best]
         if len(tied) > 1:
-            keys = [(float(self._known_ms[i]), -float(even.lanes[i])) for i in tied]
+            keys = [(float(self._known_ms[i]), -float(contest.lanes[i])) for i in tied]
             least = min(keys)
             tied = [place for place, key in zip(tied, keys, strict=True) if key == least]
-        if len(tied) > 1 and int(even.counts[tied].min()) == len(self._streams.requests):
+        if len(tied) > 1 and int(contest.counts[tied].min()) == len(self._streams.requests):
             # Everybody is served by all of them: what is left of the rank is padding and catalog.
             tied = [min(tied, key=lambda place: (self._padding(place), self._graph(place)))]
         found = [self._candidate(place, best) for place in tied]
@@ -120,7 +120,7 @@ class Screening:
 
     def _padding(self, place: int) -> int:
         """Return the rows and prompt positions without work of a program without a prompt."""
-        programs, served = self._programs, int(self._even.counts[place])
+        programs, served = self._programs, int(self._contest.counts[place])
         width, lane_class = int(programs.width[place]), int(programs.lane_class[place])
         used, lengths = width * served, self._row(lane_class).lengths
         if lengths is not None:
@@ -134,11 +134,11 @@ class Screening:
         at full length, and no cohort more than everybody."""
         programs, values, known_ms = self._programs, self._values, self._known_ms
         if len(values) == 1:
-            bounds = self._row(0).sums.take(self._even.counts)
+            bounds = self._row(0).sums.take(self._contest.counts)
             bounds += self._credit
         else:
             totals = np.add.reduce(values, axis=1)
-            bounds = self._even.lanes * values.max(axis=1).take(programs.lane_class)
+            bounds = self._contest.lanes * values.max(axis=1).take(programs.lane_class)
             np.minimum(bounds, totals.take(programs.lane_class), out=bounds)
             bounds += self._credit
             bounds *= ROOM
@@ -165,7 +165,7 @@ class Screening:
         """Return the exact score of a program that P does not constrain."""
         score = self._scores.get(place)
         if score is None:
-            lanes, duration_ms = int(self._even.lanes[place]), float(self._known_ms[place])
+            lanes, duration_ms = int(self._contest.lanes[place]), float(self._known_ms[place])
             value = float(self._row(int(self._programs.lane_class[place])).sums[lanes])
             value += lanes * self._slope * duration_ms
             score = self._scores[place] = rate_of(value, duration_ms, self._waiting)
@@ -178,7 +178,7 @@ class Screening:
         concave in k, so where the last lane's pending row is worth more than one more marginal, no
         smaller cohort has more than the largest.
         """
-        programs, lanes = self._programs, self._even.counts.take(places)
+        programs, lanes = self._programs, self._contest.counts.take(places)
         tops = tops_of_all(self._tokens, self._streams.token, programs)
         spare = np.minimum(programs.packed.take(places) - lanes, len(tops) - 2)
         known_ms, sums = self._known_ms.take(places), self._row(0).sums
@@ -194,7 +194,7 @@ class Screening:
 
     def _is_beaten(self, place: int, best: float) -> bool:
         """Tell the same of one program, by the marginals of its own class and every size."""
-        programs, lanes = self._programs, int(self._even.counts[place])
+        programs, lanes = self._programs, int(self._contest.counts[place])
         lane_class, packed = int(programs.lane_class[place]), int(programs.packed[place])
         tops = self._tops.get(lane_class)
         if tops is None:
@@ -204,7 +204,7 @@ class Screening:
             rising.sort()
             tops = self._tops[lane_class] = np.zeros(len(rising) + 1)
             np.add.accumulate(rising[::-1], out=tops[1:])
-        sizes = self._even.sizes[:lanes]
+        sizes = self._contest.sizes[:lanes]
         bounds = tops.take(packed - sizes, mode="clip")
         bounds += self._row(0).sums[1 : lanes + 1]
         np.minimum(bounds, self._row(lane_class).sums[1 : lanes + 1], out=bounds)
@@ -216,7 +216,7 @@ class Screening:
     def _candidate(self, place: int, score: float) -> Candidate:
         """Return the candidate of a program that P does not constrain."""
         programs, streams = self._programs, self._streams
-        lane_class, served = int(programs.lane_class[place]), int(self._even.lanes[place])
+        lane_class, served = int(programs.lane_class[place]), int(self._contest.lanes[place])
         row, width = self._row(lane_class), int(programs.width[place])
         chosen = row.order[:served]
         members, lengths = chosen.tolist(), row.lengths
@@ -249,10 +249,9 @@ class Screening:
 def can_screen(view: View, streams: Streams, yields: Sequence[Yields]) -> bool:
     """Tell whether bounds of lane classes decide: durations are known, and classes mean the same
     for all programs and all streams."""
-    geometry = view.shapes.geometry
-    programs = geometry.generating
     if not streams.requests or streams.shares is not None:
         return False
+    programs = view.shapes.geometry.contest(len(streams.requests)).programs
     if programs.has_ragged and view.shapes.speculation.mode is DecodeMode.FIXED:
         return False
     least = view.durations.take(programs.graph)

@@ -278,7 +278,7 @@ def decode_token_interval_ms(
     least = float(durations[durations.argmin()])
     if not streams or (least <= 0.0 and not (durations > 0.0).any()):
         return None
-    lanes, depths, copies, *_ = shapes.geometry.even_lanes(streams)
+    lanes, depths, copies = shapes.geometry.even_lanes(streams)
     limits = [request.max_output - request.output_count for request in decoders]
     if learned is None or copies is not None:
         rows = np.array([request.row for request in decoders], dtype=np.int64)
