@@ -116,15 +116,20 @@ def scene_of_view(view: View, units: Units, waiting: float) -> Scene:
 
 
 def _generating(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
-    geometry = scene.view.shapes.geometry
     found: list[Block] = []
     if scene.streams.requests:
-        found.append(Generation(scene, geometry.generating))
+        found.append(Generation(scene, scene.view.shapes.geometry.generating))
+    return found + mixed_blocks(scene, prompts)
+
+
+def mixed_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
+    """Return the block of the mixed graphs that carry one of `prompts`, if there is any."""
+    geometry = scene.view.shapes.geometry
     plain = [p for p in prompts if prefill_kind(p.request) is GraphKind.PREFILL]
-    if plain and len(geometry.mixed.graph):
-        table = prompt_table(plain, geometry.mixed_capacities)
-        found.append(Generation(scene, geometry.mixed, table))
-    return found
+    if not plain or not len(geometry.mixed.graph):
+        return []
+    table = prompt_table(plain, geometry.mixed_capacities)
+    return [Generation(scene, geometry.mixed, table)]
 
 
 def _batch_candidates(

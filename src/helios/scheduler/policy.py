@@ -16,6 +16,7 @@ from helios.scheduler.blocks import Block, Candidate, Listed, Terms, rank_key
 from helios.scheduler.candidates import (
     generating_blocks,
     listed_blocks,
+    mixed_blocks,
     single_blocks,
     undominated,
     waiting_price,
@@ -41,7 +42,7 @@ from helios.scheduler.screening import Screening, can_screen
 from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.streams import Streams, streams_of
-from helios.scheduler.utility import Lane, Units, View, units_of
+from helios.scheduler.utility import Lane, Units, View, prompts_of, units_of
 
 __all__ = ["Decision", "best_of", "rank_key"]
 
@@ -82,19 +83,14 @@ class Decision:
             self.winner = Selection(blocks, geometry).winner() if blocks else None
             return
         self.winner = best
-        if view.terminals or view.prefilling:
-            others = listed_blocks(view, self.units, self.waiting)
+        others = self._others()
+        if others:
             self.winner = Selection([Listed([best]), *others], geometry).winner()
 
     def _screened(self) -> Candidate | None:
-        """Return the best candidate of decoders alone where a screening finds it, and where nothing
-        competes with it but retirement and prefill."""
-        view, shapes = self.view, self.view.shapes
-        if not view.decoders or view.initializing or view.blocked:
-            return None
-        if view.prefilling and len(shapes.geometry.mixed.graph):
-            return None
-        if view.terminals and shapes.by_kind[GraphKind.SNAPSHOT]:
+        """Return the best candidate of decoders alone where a screening finds it."""
+        view = self.view
+        if not view.decoders:
             return None
         yields = placed_yields(view, self._streams)
         if not can_screen(view, self._streams, yields):
@@ -102,6 +98,19 @@ class Decision:
         return Screening(
             view, self._streams, yields, slope=self._slope(), waiting=self.waiting
         ).winner()
+
+    def _others(self) -> list[Block]:
+        """Return the blocks of everything but decoders alone."""
+        view, shapes, units = self.view, self.view.shapes, self.units
+        found: list[Block] = []
+        if view.prefilling and len(shapes.geometry.mixed.graph):
+            found += mixed_blocks(self.scene, prompts_of(view, units, view.prefilling))
+        if view.terminals or view.prefilling:
+            found += listed_blocks(view, units, self.waiting)
+        retires = view.terminals and shapes.by_kind[GraphKind.SNAPSHOT]
+        if view.initializing or view.blocked or retires:
+            found += preparing_blocks(self.scene, units)
+        return found
 
     def _slope(self) -> float:
         return self.units.age * (self.view.decode_interval_ms() or 0.0)
