@@ -5,9 +5,18 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 
 from helios.scheduler import Catalog, DecodeMode, PolicyConfig, SpeculationConfig
+from helios.scheduler.acceptance import (
+    COUNT,
+    LEARNED,
+    MEAN,
+    START_WEIGHT,
+    WEIGHT,
+    AcceptanceTable,
+)
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.policy import Decision, steps_of
@@ -109,3 +118,24 @@ def test_up_to_sixty_four_streams(mode: str) -> None:
     worlds = [large_world(source, mode) for _ in range(60)]
     screened = sum(is_screened(view_of(world, LARGE[mode][0])) for world in worlds)
     assert screened > 30, "too few decisions were screened, so the comparison sees too little"
+
+
+def test_what_rests_on_observation_is_told_like_the_aged_weights() -> None:
+    """Every age up to where the largest weight counts for nothing, and some that cannot be."""
+    source, count, depth = np.random.default_rng(13), 700, 3
+    table = AcceptanceTable(count, depth)
+    rows = np.arange(count)
+    for row in range(count):
+        cells = table.take(row)
+        cells[LEARNED, WEIGHT] = source.choice([2.0, 4.0, 64.0, 128.0, source.uniform(2.0, 128.0)])
+        cells[LEARNED, COUNT] = [5000 - row - 1, 5000 - 2 * row, 5000 - 128 * (row % 8)]
+        cells[LEARNED, MEAN] = source.random(depth)
+        table.put(row, cells)
+    for generated in (4999, 5000, 5001, 60_000):
+        counts = np.full(count, generated)
+        survivals, informed = table.informed(rows, LEARNED, counts)
+        weights = table.weights(rows, LEARNED, counts)
+        assert np.array_equal(informed, weights > START_WEIGHT)
+        assert np.array_equal(survivals, table.survivals(rows, LEARNED))
+    assert informed.sum() == 0
+    assert (table.weights(rows, LEARNED, np.full(count, 5000)) == START_WEIGHT).any()

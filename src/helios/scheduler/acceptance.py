@@ -35,6 +35,9 @@ COUNT: Final = 2
 START_WEIGHT: Final = 2.0
 WEIGHT_CAP: Final = 128.0
 HALF_LIFE_TOKENS: Final = 128.0
+_DECAY: Final[Floats] = np.exp2(np.arange(1025, dtype=np.float64) / -HALF_LIFE_TOKENS)
+"""What a weight is multiplied by after 0, 1, ... tokens, up to where the largest one counts less
+than a weight that was never observed."""
 _BONUS: Final = math.log(20.0) / 2.0
 
 
@@ -59,6 +62,16 @@ def deepest(lengths: Integers) -> int:
     """Return the largest depth that lanes of these target rows can show; n is at least 1."""
     # The place of an extreme is found in a quarter of the time that a reduction takes.
     return int(lengths[lengths.argmax()]) - 1
+
+
+def outweighs_start(cells: Floats, generated: Integers) -> Flags:
+    """Tell, bool [n, depth], where `aged` is above the weight of a depth without observation."""
+    ages = (generated[:, None] - cells[:, COUNT]).astype(np.int64)
+    if ages.min(initial=0) < 0:
+        return aged(cells, generated) > START_WEIGHT
+    weights: Floats = _DECAY.take(ages, mode="clip")
+    weights *= cells[:, WEIGHT]
+    return weights > START_WEIGHT
 
 
 def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers, *, reach: int) -> None:
@@ -178,6 +191,14 @@ class AcceptanceTable:
     def survivals(self, rows: Integers, source: int) -> Floats:
         """Return the survival estimate of every prefix, float64 [n, depth], nonincreasing."""
         return np.minimum.accumulate(self._cells[rows, source, MEAN], axis=1)
+
+    def informed(self, rows: Integers, source: int, generated: Integers) -> tuple[Floats, Flags]:
+        """Return `survivals`, and which of them rest on what was observed, bool [n, depth].
+
+        Those have an aged weight above that of a depth without observation.
+        """
+        cells = self._cells.take(rows, axis=0)[:, source]
+        return np.minimum.accumulate(cells[:, MEAN], axis=1), outweighs_start(cells, generated)
 
     def weights(self, rows: Integers, source: int, generated: Integers) -> Floats:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""

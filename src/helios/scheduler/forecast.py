@@ -57,11 +57,14 @@ class ForecastTable:
         "_index",
         "_priors",
         "_starts",
+        "version",
     )
 
     def __init__(self, rows: int, depth: int, programs: Sequence[int]) -> None:
         """Build it for the graph indices that report confidence."""
         self._index = {program: index for index, program in enumerate(programs)}
+        self.version = 0
+        """Rises with every change, so that what was read of a version need not be read again."""
         self._depths: Integers = np.arange(1, depth + 1, dtype=np.int64)
         self._cells: Floats = np.zeros((rows, 4, depth))
         self._cells[:, WEIGHT] = START_WEIGHT
@@ -88,6 +91,7 @@ class ForecastTable:
 
     def _start(self, row: int, starts: Floats) -> None:
         # What all programs have in common is asked for by every decision, and changes only here.
+        self.version += 1
         self._starts[row] = starts
         self._highest[row] = starts.max(axis=0, initial=0.0)
         self._agrees[row] = self._highest[row] == starts.min(axis=0, initial=1.0)
@@ -125,6 +129,8 @@ class ForecastTable:
         """
         rows, generated, index = lanes.rows, lanes.generated, self._index[program]
         seen = self._depths < lanes.ceilings[:, None]
+        if seen.any():
+            self.version += 1
         values = np.where(seen, values, 0.0)
         cells = self._cells[rows]
         means, own = cells[:, MEAN], cells[:, OWN]
@@ -171,11 +177,10 @@ def priced_survivals(
     Verified acceptance once its aged weight exceeds the start weight, the `forecast` means [n,
     depth] of the program before.
     """
-    weights = acceptance.weights(rows, source, generated)
-    return priced_from(weights, acceptance.survivals(rows, source), forecast)
+    survivals, informed = acceptance.informed(rows, source, generated)
+    return priced_from(informed, survivals, forecast)
 
 
-def priced_from(weights: Floats, survivals: Floats, forecast: Floats) -> Floats:
-    """Return `priced_survivals` of what was read already: aged weights, survivals, means."""
-    values = np.where(weights > START_WEIGHT, survivals, forecast)
-    return np.minimum.accumulate(values, axis=1)
+def priced_from(informed: Flags, survivals: Floats, forecast: Floats) -> Floats:
+    """Return `priced_survivals` of what was read already; see `AcceptanceTable.informed`."""
+    return np.minimum.accumulate(np.where(informed, survivals, forecast), axis=1)

@@ -31,6 +31,9 @@ class Roster(NamedTuple):
     """All have the heaviest weight."""
     is_capped: bool
     """Some may not have as many target rows as they could use."""
+    forecasts: dict[int, tuple[Floats, bool]]
+    """The highest forecast means of the rows, and whether all programs have the same, by the
+    version of the table that they were read of; only the last one is kept."""
 
 
 def roster_of(requests: Sequence[Request], last: Roster | None = None) -> Roster:
@@ -50,4 +53,5 @@ def roster_of(requests: Sequence[Request], last: Roster | None = None) -> Roster
         heaviest,
         weights.count(heaviest) == count,
         any(request.spec.width_limit for request in requests),
+        {},
     )

@@ -91,7 +91,16 @@ def program_yields(
 class _Reader:
     """Reads the estimates of a decision's streams."""
 
-    __slots__ = ("_estimates", "_generated", "_limits", "_read", "_requests", "_rows")
+    __slots__ = (
+        "_estimates",
+        "_generated",
+        "_informed",
+        "_limits",
+        "_read",
+        "_requests",
+        "_roster",
+        "_rows",
+    )
 
     def __init__(
         self, requests: Sequence[Request], estimates: Estimates, roster: Roster | None = None
@@ -101,8 +110,11 @@ class _Reader:
         self._limits = lane_limits(requests, is_capped=roster.is_capped)
         self._rows = roster.rows
         self._generated = _integers([request.output_count for request in requests])
+        self._roster = roster
         self._read: dict[ProposalSource, Floats] = {}
         """Survivals of each source that was asked for: variants share them."""
+        self._informed: dict[ProposalSource, Flags] = {}
+        """Which of them rest on observation; not read where they are optimistic."""
 
     def host(self, source: ProposalSource, width: int) -> Yields:
         return Yields(self._survivals(source)[:, : width - 1], self._limits_of(source))
@@ -119,18 +131,26 @@ class _Reader:
 
         Programs have population priors of their own, which speak for rows without any forecast.
         """
-        forecast = self._estimates.forecast
-        means, is_exact = forecast.highest_means(self._rows)
+        means, is_exact = self._highest_means()
         if len(graphs) == 1:
+            forecast = self._estimates.forecast
             means, is_exact = forecast.means(self._rows, int(graphs[0])), True
         if self._estimates.optimistic:
             priced = self._survivals(source)
         else:
-            acceptance, index = self._estimates.acceptance, _index_of(source)
-            weights = acceptance.weights(self._rows, index, self._generated)
-            priced = priced_from(weights, self._survivals(source), means)
+            survivals = self._survivals(source)
+            priced = priced_from(self._informed[source], survivals, means)
         order = means[:, : width - 1]
         return Yields(priced[:, : width - 1], self._limits_of(source), order, is_exact)
+
+    def _highest_means(self) -> tuple[Floats, bool]:
+        """Return what the forecasts have in common; most completions leave them as they are."""
+        forecast, read = self._estimates.forecast, self._roster.forecasts
+        found = read.get(forecast.version)
+        if found is None:
+            read.clear()
+            found = read[forecast.version] = forecast.highest_means(self._rows)
+        return found
 
     def _survivals(self, source: ProposalSource) -> Floats:
         found = self._read.get(source)
@@ -140,7 +160,8 @@ class _Reader:
             if self._estimates.optimistic:
                 found = acceptance.optimistic(self._rows, index, self._generated)
             else:
-                found = acceptance.survivals(self._rows, index)
+                found, informed = acceptance.informed(self._rows, index, self._generated)
+                self._informed[source] = informed
             self._read[source] = found
         return found
 
