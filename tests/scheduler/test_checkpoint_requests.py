@@ -131,9 +131,7 @@ def test_restored_history_earns_no_service() -> None:
     assert terms is not None
     policy, price = world.policy, world.scheduler._state.standing()
     request = request_of(world, "two")
-    token = policy.token_fairness * (
-        price.prompt_price(request, None, policy.arrival_shares) or 0.0
-    )
+    token = policy.token_fairness * (price.prompt_price(request, None, policy) or 0.0)
     assert terms.service_value == pytest.approx(
         10 * (1.0 + token) + policy.output_token_value + token
     )

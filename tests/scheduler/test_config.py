@@ -83,7 +83,11 @@ def test_presets_differ_from_the_table_in_their_named_fields_only() -> None:
         pairs = {name: getattr(preset, name) for name in names_of(PolicyConfig)}
         return {name: value for name, value in pairs.items() if value != getattr(table, name)}
 
-    assert changed(balanced) == {"prefill_balance": 2.0, "arrival_shares": 0.5}
+    assert changed(balanced) == {
+        "prefill_balance": 8.0,
+        "arrival_shares": 1.0,
+        "decode_age_price": 2.0,
+    }
     assert changed(throughput) == {"delivery_fairness": 0.0, "decode_age_price": 0.0}
     for preset in (balanced, throughput):
         assert (preset.terminal_value, preset.terminal_age_price) == (256.0, 1.0)

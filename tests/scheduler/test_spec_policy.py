@@ -33,7 +33,8 @@ def test_prompts_weigh_as_a_class(
 ) -> None:
     """All prompts together weigh `prefill_balance` times all decoders (decision 0005).
 
-    A prompt's own weight is never reduced, and decoders keep theirs.
+    A prompt's own weight is never reduced, and decoders keep theirs. Their weight counts the
+    decoders, so their arrival does not count them again (decision 0015).
     """
     streams = [f"s{index}" for index in range(decoders)]
     world = measured_world(rows=8, prefills=(64,), policy=PolicyConfig(prefill_balance=balance))
@@ -41,7 +42,8 @@ def test_prompts_weigh_as_a_class(
     for index in range(prompts):
         world.admit(f"p{index}", 64)
     scores = scores_of(world)
-    price = POLICY.arrival_shares * (decoders + prompts) * 4.0 / 64.0
+    counted = prompts if balance else decoders + prompts
+    price = POLICY.arrival_shares * counted * 4.0 / 64.0
     expected = 64 + BETA + 65 * F * weight * price
     assert scores["initialize-b1"].service_value == pytest.approx(expected)
 
@@ -64,8 +66,10 @@ def test_policy_defaults() -> None:
 
 
 def test_balanced_preset_weighs_prompts_as_a_class() -> None:
-    """The server's preset departs from the table in two fields (decision 0005)."""
-    expected = dataclasses.replace(POLICY, prefill_balance=2.0, arrival_shares=0.5)
+    """The server's preset departs from the table in three fields (decisions 0005 and 0015)."""
+    expected = dataclasses.replace(
+        POLICY, prefill_balance=8.0, arrival_shares=1.0, decode_age_price=2.0
+    )
     assert PolicyConfig.balanced() == expected
 
 

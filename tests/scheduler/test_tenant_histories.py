@@ -146,12 +146,17 @@ def first_output_ms(policy: PolicyConfig, tenants: tuple[str, str], prompt: int)
 
 
 @pytest.mark.parametrize("tenants", [("", ""), ("a", "a"), ("a", "b")])
-@pytest.mark.parametrize("prompt", [64, 4096])
+@pytest.mark.parametrize(("prompt", "limit_ms"), [(64, 100.0), (4096, 300.0)])
 def test_a_newcomer_is_not_made_to_wait_by_its_tenant(
-    tenants: tuple[str, str], prompt: int
+    tenants: tuple[str, str], prompt: int, limit_ms: float
 ) -> None:
-    """A tenant's only newcomer stands like one without a tenant (12.5)."""
-    assert first_output_ms(PolicyConfig.balanced(), tenants, prompt) <= 100.0
+    """A tenant's only newcomer stands like one without a tenant (12.5).
+
+    The long prompt takes 90 ms alone. Under the smooth preset it no longer runs in one piece beside
+    fifteen streams (decision 0015); the table runs it at once in either case.
+    """
+    assert first_output_ms(PolicyConfig.balanced(), tenants, prompt) <= limit_ms
+    assert first_output_ms(PolicyConfig(), tenants, prompt) <= 100.0
 
 
 def test_sixteen_requests_of_the_only_tenant_start_like_any_others() -> None:

@@ -74,7 +74,8 @@ class PolicyConfig:
     estimate_ttl_ns: int = 30_000_000_000
     """How long a duration estimate stays fresh without a valid observation."""
     arrival_shares: float = 2.0
-    """A newcomer's token price, in multiples of that of 1/N of the machine (decision 0004)."""
+    """A newcomer's token price, in multiples of that of 1/N of the machine (decision 0004); where
+    prompts are weighed as a class, N counts them alone (decision 0015)."""
 
     prefill_balance: float = 0.0
     """Token weight of all prompts together, in multiples of that of all decoders; 0 leaves every
@@ -97,9 +98,9 @@ class PolicyConfig:
     def balanced(cls) -> PolicyConfig:
         """Return the server's preset: throughput, cadence and fairness, prompts weighed as a class.
 
-        The bare constructor keeps the design's table to the letter (decision 0005).
+        The bare constructor keeps the design's table to the letter (decisions 0005 and 0015).
         """
-        return cls(prefill_balance=2.0, arrival_shares=0.5)
+        return cls(prefill_balance=8.0, arrival_shares=1.0, decode_age_price=2.0)
 
     @classmethod
     def throughput(cls) -> PolicyConfig:

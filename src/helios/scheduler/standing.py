@@ -12,6 +12,7 @@ import numpy as np
 
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.catalog import GraphKind
+from helios.scheduler.config import PolicyConfig
 from helios.scheduler.cost import CostTable
 from helios.scheduler.geometry import PLAIN
 from helios.scheduler.plan import ScheduledPlan
@@ -353,18 +354,23 @@ class Standing:
 
     # Prices of newcomers --------------------------------------------------------------------------
 
-    def prompt_price(self, request: Request, price: float | None, shares: float) -> float | None:
+    def prompt_price(
+        self, request: Request, price: float | None, policy: PolicyConfig
+    ) -> float | None:
         """Return the token price of a prompt that stands at `price` by its history alone.
 
         A request without any service has no history of its own: it is lifted to the price of a
-        newcomer among everyone present now, so that requests of one burst are equals. Where streams
-        receive several tokens at once, each of their graphs is worth as many times more, and so is
-        a newcomer (decision 0014). None while no rate is measured.
+        newcomer among everyone present now, so that requests of one burst are equals. Among prompts
+        that are weighed as a class only they are counted: their weight counts the streams already
+        (decision 0015). Where streams receive several tokens at once, each of their graphs is worth
+        as many times more, and so is a newcomer (decision 0014). None while no rate is measured.
         """
         machine = self.machine_rates[request]
         if machine is None or (price is not None and not request.is_newcomer):
             return price
-        arrival = arrival_price(shares * self.burst_tokens, self.participants, machine)
+        is_class = policy.prefill_balance > 0.0
+        residents = len(self.machine_rates) if is_class else self.participants
+        arrival = arrival_price(policy.arrival_shares * self.burst_tokens, residents, machine)
         if self.tenancies and request.account.is_shared:
             # Its newcomers together stand as if each had been receiving 1/N of the machine.
             tenancy = self.tenancies[request.account]
@@ -382,20 +388,20 @@ class Standing:
             arrival /= self.claimants(len(self.tenancies[account].decoders))
         return arrival
 
-    def settle_arrivals(self, shares: float) -> None:
+    def settle_arrivals(self, policy: PolicyConfig) -> None:
         """Store the prices that the participants of a committed frame start with."""
         for request in self.machine_rates:
             account = request.account
             if not account.is_shared:
-                account.token_price = self.prompt_price(request, account.token_price, shares)
+                account.token_price = self.prompt_price(request, account.token_price, policy)
         for request in self.streams:
             account = request.account
             if account.token_price is None and not account.is_shared:
-                account.token_price = self.decoder_price(request, shares)
+                account.token_price = self.decoder_price(request, policy.arrival_shares)
         for tenancy in self.tenancies.values():
-            self._settle_tenant(tenancy, shares)
+            self._settle_tenant(tenancy, policy)
 
-    def _settle_tenant(self, tenancy: Tenancy, shares: float) -> None:
+    def _settle_tenant(self, tenancy: Tenancy, policy: PolicyConfig) -> None:
         """Store a tenant's price while it rests on no service of any member.
 
         Its members may start at different prices, because their prompts run at different rates; the
@@ -404,7 +410,8 @@ class Standing:
         account = tenancy.account
         if account.has_service and account.token_price is not None:
             return
-        prices = [self.prompt_price(p, account.token_price, shares) for p in tenancy.prompts]
+        shares = policy.arrival_shares
+        prices = [self.prompt_price(p, account.token_price, policy) for p in tenancy.prompts]
         prices += [self.decoder_price(request, shares) for request in tenancy.decoders[:1]]
         known = [price for price in prices if price is not None]
         if known:

@@ -33,7 +33,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     is_class = state.policy.prefill_balance > 0.0
     shares = standing.shares(prompts_are_a_class=is_class)
     pools = standing.pools(prompts_are_a_class=is_class) if standing.tenancies else ()
-    standing.settle_arrivals(state.policy.arrival_shares)
+    standing.settle_arrivals(state.policy)
     take_pages(state, plan, requests)
     decided, takes_pages = state.decision, state.pool.config.page_growth
     if decided is not None and decided.version == state.version and not takes_pages:

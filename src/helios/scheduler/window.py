@@ -202,7 +202,7 @@ def _project_prompts(view: View, standing: Standing, outlook: Outlook) -> None:
         flow = outlook.accounts.get(account) if account.is_shared else outlook.prompts.get(request)
         if price is not None and flow is not None:
             price = flow.apply(price)
-        price = standing.prompt_price(request, price, view.policy.arrival_shares)
+        price = standing.prompt_price(request, price, view.policy)
         if account.is_shared and machine is not None and price is not None:
             price = max(price, _floor_of(view, standing, request, machine))
         view.prompt_prices[request] = 0.0 if price is None else price

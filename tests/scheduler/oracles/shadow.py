@@ -249,6 +249,11 @@ class Shadow(Observer):
         """Requests that compete for tokens now."""
         return sum(self.competes(handle) for handle in self.accounts)
 
+    def prompts(self) -> int:
+        """Those of them that have prompt left, or are about to."""
+        phases = (Phase.PREFILL, Phase.INITIALIZING)
+        return sum(self.competes(h) and self.phase(h) in phases for h in self.accounts)
+
     def has_no_rival(self) -> bool:
         """Whether only one account competes."""
         owners = [a.tenant or h for h, a in self.accounts.items() if self.competes(h)]
@@ -295,7 +300,9 @@ class Shadow(Observer):
         rate = self.machine_rate(handle)
         if rate is None:
             return price
-        shares = self.policy.arrival_shares * self.participants()
+        is_prompt = self.phase(handle) in (Phase.PREFILL, Phase.INITIALIZING)
+        is_class = is_prompt and self.policy.prefill_balance > 0.0
+        shares = self.policy.arrival_shares * (self.prompts() if is_class else self.participants())
         return max(price or 0.0, shares / rate / max(1, self.companions(handle)))
 
     def floor(self, handle: RequestHandle) -> float:
