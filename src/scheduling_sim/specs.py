@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from helios.scheduler import SchedulerError
 from scheduling_sim import acceptance, platforms, policies
@@ -106,7 +106,7 @@ def setup_of(
     spec: RunSpec,
     *,
     stopwatch: Callable[[], int] | None = None,
-    on_progress: Callable[[Progress], Any] | None = None,
+    on_progress: Callable[[Progress], bool] | None = None,
 ) -> Setup:
     """Build what a run needs. Raises SpecError for unknown names, options and values."""
     seed = spec.seed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from flare.command_line import run_command
+from scheduling_sim.run_log import RunLog
+from scheduling_sim.simulation import Setup, simulate
 
 TINY = ["--platform", "synthetic", "--workload", "uniform rate_per_s=5 prompt=64 output=4"]
 SHORT = [*TINY, "--duration", "1"]
@@ -186,3 +190,29 @@ def test_a_table_that_does_not_fit_is_turned() -> None:
     assert [column.header for column in narrow.columns] == ["", "a", "b"]
     assert list(narrow.columns[0].cells) == ["first figure", "second figure"]
     assert list(narrow.columns[2].cells) == ["3", "4"]
+
+
+def test_interrupt_leaves_partial_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ends the run with what it has; the files say that they are partial."""
+    from flare.sim import running
+
+    def interrupted(setup: Setup) -> RunLog:
+        os.kill(os.getpid(), signal.SIGINT)
+        return simulate(setup)
+
+    monkeypatch.setattr(running, "simulate", interrupted)
+    out = tmp_path / "out"
+    long = ["--platform", "synthetic", "--workload", "uniform rate_per_s=5 prompt=64 output=100"]
+    command = ["sim", "compare", "helios", "helios-table", *long, "--no-plots", "--out", str(out)]
+    before = signal.getsignal(signal.SIGINT)
+    assert run_command(command) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "partial results" in capsys.readouterr().out
+    document = json.loads((out / "partial-report.json").read_text())
+    assert document["is_partial"] is True
+    assert document["runs_planned"] == 2
+    (run,) = document["runs"]
+    assert (run["label"], run["is_partial"]) == ("helios", True)
+    assert 0 < run["figures"]["requests"] < 300
