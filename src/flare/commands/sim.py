@@ -244,6 +244,31 @@ def scenario(
         raise typer.Exit(1)
 
 
+@sim.command()
+def study(
+    *,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A group; may be repeated. All without.")
+    ] = None,
+    page: Annotated[
+        Path, typer.Option(help="The page; results go to the folder of the same name.")
+    ] = Path("docs/evaluation.md"),
+    data: Annotated[
+        Path, typer.Option(help="Folder of the public traces; cells that miss one are left out.")
+    ] = Path("../shared/data"),
+    force: Annotated[bool, typer.Option(help="Run cells again that have a row already.")] = False,
+) -> None:
+    """Run the study behind docs/evaluation.md and rewrite its tables.
+
+    Examples:
+    [bold]flare sim study[/bold]
+    [bold]flare sim study --only long-prompt --force[/bold]
+    """
+    from flare.sim.study import run_study  # noqa: PLC0415 - as the head of this file says.
+
+    run_study(only or [], page, data, force=force)
+
+
 def _asked(**options: object) -> Asked:
     from flare.sim.requests import Asked  # noqa: PLC0415 - as the head of this file says.
 

@@ -1,0 +1,90 @@
+"""Cells and groups of the study; a cell is one experiment, a row is what it found.
+
+A row is a flat mapping of text and numbers, so that it survives JSON unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from scheduling_sim.metrics import MetricOptions, Objectives, RunMetrics, measure
+from scheduling_sim.run_log import RunLog
+from scheduling_sim.simulation import Setup, simulate
+
+Row = Mapping[str, str | float | int | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """One experiment."""
+
+    name: str
+    """Unique in its group."""
+    run: Callable[[Path], Row]
+    """Takes the folder of public data; equal calls return equal rows."""
+    needs: str = ""
+    """File or folder below that folder without which the cell is left out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """Experiments that share one table."""
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    columns: tuple[str, ...]
+    """Of the table, in order; each is a key of every row."""
+
+    def table(self, rows: Mapping[str, Row]) -> str:
+        """Return the rows of the cells in their order as a Markdown table."""
+        lines = [
+            "| " + " | ".join(self.columns) + " |",
+            "|" + "---|" * len(self.columns),
+        ]
+        for cell in self.cells:
+            if cell.name in rows:
+                row = rows[cell.name]
+                lines.append("| " + " | ".join(text_of(row[key]) for key in self.columns) + " |")
+        left_out = [cell.name for cell in self.cells if cell.name not in rows]
+        if left_out:
+            lines += ["", f"Left out, for want of data or time: {', '.join(left_out)}."]
+        return "\n".join(lines)
+
+
+def text_of(value: str | float | int | None) -> str:
+    """Return a table's text: three significant digits, thousands without exponents."""
+    if value is None:
+        return "-"
+    if isinstance(value, (str, int)):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def run_of(setup: Setup, objectives: Objectives | None = None) -> tuple[RunLog, RunMetrics]:
+    """Simulate and measure."""
+    log = simulate(setup)
+    options = MetricOptions() if objectives is None else MetricOptions(objectives=objectives)
+    return log, measure(log, options)
+
+
+def latencies(metrics: RunMetrics) -> dict[str, float | None]:
+    """Return the latency columns that several groups show."""
+    figures = metrics.figures()
+    return {
+        "TTFT P50 ms": figures["ttft_ms.p50"],
+        "TTFT P99 ms": figures["ttft_ms.p99"],
+        "gap P99 ms": figures["gap_ms.p99"],
+        "worst gap ms": figures["gap_ms.worst"],
+    }
+
+
+def ordered(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
+    """Return the groups of these names, all without any. Raises ValueError for an unknown one."""
+    known = {group.name: group for group in groups}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no group {name!r}; there are {', '.join(known)}")
+    return [group for group in groups if not names or group.name in names]

@@ -1,0 +1,92 @@
+"""Goodput on public traces: requests within objectives, by load and policy.
+
+Objectives: TTFT 2 s and the P99 of a request's gaps at most 100 ms (those of MLPerf's server
+scenario for Llama 3.1 8B) on the Azure conversation trace; 30 s and 100 ms on Mooncake's, whose
+paper uses 30 s. A load of 100 % is fixed per trace as the rate above which the TTFT of chunked
+prefill grows without bound in its window.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Final
+
+from scheduling_sim.metrics import Objectives
+from scheduling_sim.platforms import platform
+from scheduling_sim.simulation import Setup
+from scheduling_sim.study.cells import Cell, Group, Row, latencies, run_of
+from scheduling_sim.workload.named import workload
+
+POLICIES: Final = (
+    "helios",
+    "helios-table",
+    "helios-throughput",
+    "chunked",
+    "vllm",
+    "prefill-first",
+    "fcfs",
+    "srpt",
+    "vllm-free",
+    "chunked-free",
+)
+LOADS: Final = (0.70, 0.85, 0.95)
+AZURE: Final = "azure/AzureLLMInferenceTrace_conv.csv"
+AZURE_FULL_RATE: Final = 8.0
+"""Requests per second at 100 % load, on RTX PRO 6000 with Llama-3.1-8B and 64 slots."""
+MOONCAKE: Final = "mooncake/conversation_trace.jsonl"
+MOONCAKE_FULL_RATE: Final = 1.0
+PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
+_OBJECTIVES: Final = {
+    "azure": Objectives(ttft_ms=2000.0, gap_ms=100.0, gap_quantile=0.99),
+    "mooncake": Objectives(ttft_ms=30_000.0, gap_ms=100.0, gap_quantile=0.99),
+}
+
+
+def _run(trace: str, load: float, policy: str, data: Path) -> Row:
+    path, full, name = (
+        (AZURE, AZURE_FULL_RATE, "azure-conv")
+        if trace == "azure"
+        else (MOONCAKE, MOONCAKE_FULL_RATE, "mooncake-conv")
+    )
+    asked = workload(f"{name}:{data / path}", start_s=600, length_s=120, rate_per_s=load * full)
+    chosen = platform(PLATFORM, mode="mixed", slots=64, page_growth=True)
+    log, metrics = run_of(Setup(platform=chosen, workload=asked, policy=policy), _OBJECTIVES[trace])
+    figures = metrics.figures()
+    return {
+        "trace": trace,
+        "load %": round(100 * load),
+        "policy": policy,
+        "requests": len(log.requests),
+        "within objectives %": 100 * (figures["goodput_share"] or 0.0),
+        "goodput req/s": figures["goodput"],
+        **latencies(metrics),
+    }
+
+
+GROUP = Group(
+    "goodput",
+    "Goodput on public traces",
+    tuple(
+        Cell(
+            f"{trace} {load:.0%} {policy}",
+            functools.partial(_run, trace, load, policy),
+            AZURE if trace == "azure" else MOONCAKE,
+        )
+        for trace in ("azure", "mooncake")
+        for load in LOADS
+        for policy in POLICIES
+    ),
+    (
+        "trace",
+        "load %",
+        "policy",
+        "requests",
+        "within objectives %",
+        "goodput req/s",
+        "TTFT P50 ms",
+        "TTFT P99 ms",
+        "gap P99 ms",
+        "worst gap ms",
+    ),
+)
