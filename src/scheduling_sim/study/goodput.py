@@ -32,10 +32,11 @@ POLICIES: Final = (
 )
 LOADS: Final = (0.70, 0.85, 0.95)
 AZURE: Final = "azure/AzureLLMInferenceTrace_conv.csv"
-AZURE_FULL_RATE: Final = 8.0
+AZURE_FULL_RATE: Final = 7.0
 """Requests per second at 100 % load, on RTX PRO 6000 with Llama-3.1-8B and 64 slots."""
 MOONCAKE: Final = "mooncake/conversation_trace.jsonl"
-MOONCAKE_FULL_RATE: Final = 1.0
+MOONCAKE_FULL_RATE: Final = 0.45
+"""The same for the Mooncake trace, whose prompts have 12,000 tokens on average."""
 PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
 _OBJECTIVES: Final = {
     "azure": Objectives(ttft_ms=2000.0, gap_ms=100.0, gap_quantile=0.99),
@@ -44,12 +45,14 @@ _OBJECTIVES: Final = {
 
 
 def _run(trace: str, load: float, policy: str, data: Path) -> Row:
-    path, full, name = (
-        (AZURE, AZURE_FULL_RATE, "azure-conv")
+    path, full, name, length_s = (
+        (AZURE, AZURE_FULL_RATE, "azure-conv", 60)
         if trace == "azure"
-        else (MOONCAKE, MOONCAKE_FULL_RATE, "mooncake-conv")
+        else (MOONCAKE, MOONCAKE_FULL_RATE, "mooncake-conv", 30)
     )
-    asked = workload(f"{name}:{data / path}", start_s=600, length_s=120, rate_per_s=load * full)
+    asked = workload(
+        f"{name}:{data / path}", start_s=600, length_s=length_s, rate_per_s=load * full
+    )
     chosen = platform(PLATFORM, mode="mixed", slots=64, page_growth=True)
     log, metrics = run_of(Setup(platform=chosen, workload=asked, policy=policy), _OBJECTIVES[trace])
     figures = metrics.figures()

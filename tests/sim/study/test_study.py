@@ -1,0 +1,98 @@
+"""The study: its frame by one small cell, and the page against the committed results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from flare.errors import FlareError
+from flare.sim import study
+from scheduling_sim.study import long_prompt, speculation, tenants
+from scheduling_sim.study.cells import Cell, Group, Row, ordered, text_of
+from scheduling_sim.study.groups import GROUPS
+from scheduling_sim.study.page import read_rows, with_table, write_rows
+
+ROOT = Path(__file__).parents[3]
+PAGE = "# Page\n<!-- table: small -->\nold\n<!-- end -->\nAfter.\n"
+
+
+def small_group(calls: list[str]) -> Group:
+    def run(name: str) -> Cell:
+        def answer(data: Path) -> Row:
+            calls.append(name)
+            return {"name": name, "value": 1234.5}
+
+        return Cell(name, answer)
+
+    missing = dataclasses.replace(run("b"), needs="not/there.csv")
+    return Group("small", "Small", (run("a"), missing, run("c")), ("name", "value"))
+
+
+def test_missing_cells_run_once_and_the_table_is_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(study, "GROUPS", (small_group(calls),))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    study.run_study([], page, tmp_path, force=False)
+    study.run_study([], page, tmp_path, force=False)
+    assert calls == ["a", "c"], "a row that is there is not run again; one without data never"
+    study.run_study([], page, tmp_path, force=True)
+    assert calls == ["a", "c", "a", "c"]
+    text = page.read_text()
+    assert (
+        "| a | 1234 |\n| c | 1234 |\n\nLeft out, for want of data or time: b.\n<!-- end -->" in text
+    )
+    assert text.endswith("After.\n")
+    document = json.loads((tmp_path / "page" / "small.json").read_text())
+    assert document["command"] == "flare sim study --only small"
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    group = small_group([])
+    with pytest.raises(ValueError, match="no group 'x'; there are small"):
+        ordered((group,), ["x"])
+    with pytest.raises(ValueError, match="the page has no '<!-- table: small -->'"):
+        with_table("# nothing", group, {})
+    write_rows(tmp_path, group, {"a": {"name": "a", "value": 1}}, "abc")
+    path = tmp_path / "small.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+    with pytest.raises(ValueError, match=r"small\.json: version 9, expected 1"):
+        read_rows(tmp_path, group)
+    with pytest.raises(FlareError, match="no group 'x'"):
+        study.run_study(["x"], tmp_path / "page.md", tmp_path, force=False)
+
+
+def test_text_of_values() -> None:
+    values = ("a", 3, None, 0.98765, 12.345, 1234.5)
+    assert [text_of(value) for value in values] == ["a", "3", "-", "0.988", "12.3", "1234"]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_the_page_shows_the_committed_rows(group: Group) -> None:
+    """Table and data cannot part; every group has a place in the page."""
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    rows = read_rows(ROOT / "docs" / "evaluation", group)
+    assert with_table(page, group, rows) == page
+    assert rows, f"{group.name} was never run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        (long_prompt.GROUP, "mixed chunked"),
+        (speculation.GROUP, "strong-draft 1"),
+        (tenants.GROUP, "16 vtc"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_cell_has_every_column_and_is_the_same_twice(group: Group, name: str) -> None:
+    cell = next(cell for cell in group.cells if cell.name == name)
+    row = cell.run(Path("nowhere"))
+    assert set(group.columns) <= set(row)
+    assert cell.run(Path("nowhere")) == row
