@@ -70,6 +70,7 @@ def test_ten_thousand_steps() -> None:
     assert workload.count > 800
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 def test_two_hundred_thousand_steps() -> None:
     """The same for twenty times as long (decisions, 11.5)."""
