@@ -31,6 +31,7 @@ def run_study(only: Sequence[str], page: Path, data: Path, *, force: bool) -> No
 
 
 def _run_group(group: Group, folder: Path, data: Path, *, force: bool) -> dict[str, Row]:
+    commit = source_commit()
     rows = {} if force else dict(read_rows(folder, group))
     for number, cell in enumerate(group.cells, 1):
         if cell.name in rows:
@@ -40,5 +41,5 @@ def _run_group(group: Group, folder: Path, data: Path, *, force: bool) -> dict[s
             continue
         results().print(f"{group.name} {number}/{len(group.cells)}: {cell.name}")
         rows[cell.name] = cell.run(data)
-        write_rows(folder, group, rows, source_commit())
+        write_rows(folder, group, rows, commit)
     return rows

@@ -86,6 +86,11 @@ class PolicyConfig:
     checkpoint_extra_work_fraction: float = 0.05
     """Extra prefill splits and snapshot copies of a request, as a share of its prefill work."""
 
+    @property
+    def weighs_prompts_as_class(self) -> bool:
+        """Whether prompts have their token weight together (decision 0005)."""
+        return self.prefill_balance > 0.0
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, value = f"policy.{field.name}", getattr(self, field.name)

@@ -29,7 +29,7 @@ from helios.scheduler.rounds import (
     program_yields,
     tops_of_all,
 )
-from helios.scheduler.scene import Scene
+from helios.scheduler.scene import Scene, held_entirely
 from helios.scheduler.streams import (
     Floats,
     lane_table,
@@ -372,25 +372,13 @@ class Generation:
         ]
 
     def hopeless(self) -> Flags | None:
-        """Tell which entries have no undominated cohort at all; None where no shape nests.
-
-        A smaller shape that holds the most lanes, the longest lane, the most rows and all that any
-        prompt would consume holds every cohort of the larger one.
-        """
-        scene, programs, prompts = self._scene, self._programs, self._prompts
-        geometry = scene.view.shapes.geometry
+        """Tell which entries have no undominated cohort at all; None where no shape nests."""
+        programs, prompts = self._programs, self._prompts
+        geometry = self._scene.view.shapes.geometry
         nested = geometry.generating_nested if prompts is None else geometry.mixed_nested
         if not len(nested.place):
             return None
-        table, lanes, classes = scene.table, self._lanes, programs.lane_class
-        widest = table.lengths.max(axis=1, initial=1)[classes]
-        longest = table.fewest[classes, -1] - table.fewest[classes, -1 - lanes]
-        served = lanes + (prompts is not None)
-        holds = geometry.holds(nested, served, widest, np.minimum(longest, programs.packed))
-        if prompts is not None:
-            own = prompts.extents[:, self._columns[nested.place]]
-            columns = np.searchsorted(prompts.capacities, geometry.prompt[nested.graph])
-            holds &= (own == prompts.extents[:, columns]).all(axis=0)
+        holds = held_entirely(self._scene, programs, nested, self._lanes, prompts)
         flags = np.zeros(len(programs.graph), dtype=bool)
         flags[nested.place[holds]] = True
         return flags

@@ -21,7 +21,7 @@ from helios.scheduler.prompts import (
     lane_of,
     prompt_table,
 )
-from helios.scheduler.scene import Scene
+from helios.scheduler.scene import Scene, held_entirely
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane, Prompt, View, prefill_kind
 
@@ -72,34 +72,23 @@ class Roles(NamedTuple):
         return [row for row in dict.fromkeys(rows) if row >= 0]
 
     def redundant(self, scene: Scene) -> Flags | None:
-        """Tell in which roles a smaller graph holds every cohort; None where no graph nests.
-
-        It holds the most decoders beside the prompt row, the longest lane, the most target rows and
-        all that any prompt of the role would consume.
-        """
-        geometry, table = scene.view.shapes.geometry, scene.table
+        """Tell in which roles a smaller graph holds every cohort; None where no graph nests."""
+        geometry = scene.view.shapes.geometry
         programs, nested = geometry.generating, geometry.generating_nested
         if not len(nested.place):
             return None
         flags: Flags = np.zeros(len(self.graph), dtype=bool)
-        widest = table.lengths.max(axis=1, initial=1)[programs.lane_class]
         for part, (prompts, first) in enumerate(zip(self.prompts, self.first, strict=True)):
             program = self.program[self.part == part]
-            if not len(program) or program[0] < 0:
+            if program[0] < 0:
                 continue
-            lanes = np.minimum(programs.batch - (prompts is not None), table.lengths.shape[1])
-            most = table.fewest[programs.lane_class, -1]
-            most = most - table.fewest[programs.lane_class, -1 - lanes]
-            served = lanes + (prompts is not None)
-            holds = geometry.holds(nested, served, widest, np.minimum(most, programs.packed))
+            table = None if prompts is None else prompts.table
+            room = programs.batch - (prompts is not None)
+            lanes = np.minimum(room, len(scene.streams.requests))
             role = np.full(len(programs.graph), -1)
             role[program] = first + np.arange(len(program))
+            holds = held_entirely(scene, programs, nested, lanes, table)
             holds &= role[nested.place] >= 0
-            if prompts is not None:
-                extents, capacities = prompts.table.extents, prompts.table.capacities
-                own = np.searchsorted(capacities, programs.prompt[nested.place])
-                less = np.searchsorted(capacities, geometry.prompt[nested.graph])
-                holds &= (extents[:, own] == extents[:, less]).all(axis=0)
             flags[role[nested.place[holds]]] = True
         return flags
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helios.scheduler.geometry import Flags
+from helios.scheduler.geometry import Flags, Generating, Integers, Nested
+from helios.scheduler.prompts import PromptTable
 from helios.scheduler.rounds import yields_of
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_table
 from helios.scheduler.utility import Estimates, View, Yields
@@ -66,3 +67,27 @@ def scene_of(view: View, streams: Streams, *, slope: float, waiting: float) -> S
         orders,
         estimates,
     )
+
+
+def held_entirely(
+    scene: Scene,
+    programs: Generating,
+    nested: Nested,
+    lanes: Integers,
+    prompts: PromptTable | None,
+) -> Flags:
+    """Tell of every pair whether the smaller graph holds every cohort of the program.
+
+    It does when it holds the most decoders (`lanes` [programs]) beside the prompt row, if there are
+    `prompts`, the longest lane, the most target rows, and all that any prompt would consume.
+    """
+    geometry, table, classes = scene.view.shapes.geometry, scene.table, programs.lane_class
+    widest = table.lengths.max(axis=1, initial=1)[classes]
+    most = table.fewest[classes, -1] - table.fewest[classes, -1 - lanes]
+    served = lanes + (prompts is not None)
+    holds = geometry.holds(nested, served, widest, np.minimum(most, programs.packed))
+    if prompts is not None:
+        own = np.searchsorted(prompts.capacities, programs.prompt[nested.place])
+        less = np.searchsorted(prompts.capacities, geometry.prompt[nested.graph])
+        holds &= (prompts.extents[:, own] == prompts.extents[:, less]).all(axis=0)
+    return holds

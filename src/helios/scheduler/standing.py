@@ -368,7 +368,7 @@ class Standing:
         machine = self.machine_rates[request]
         if machine is None or (price is not None and not request.is_newcomer):
             return price
-        is_class = policy.prefill_balance > 0.0
+        is_class = policy.weighs_prompts_as_class
         residents = len(self.machine_rates) if is_class else self.participants
         arrival = arrival_price(policy.arrival_shares * self.burst_tokens, residents, machine)
         if self.tenancies and request.account.is_shared:

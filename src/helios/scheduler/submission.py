@@ -30,7 +30,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     start_ns = state.window.start_ns(state.now_ns)
     standing = state.standing()
 
-    is_class = state.policy.prefill_balance > 0.0
+    is_class = state.policy.weighs_prompts_as_class
     shares = standing.shares(prompts_are_a_class=is_class)
     pools = standing.pools(prompts_are_a_class=is_class) if standing.tenancies else ()
     standing.settle_arrivals(state.policy)

@@ -8,10 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from scheduling_sim.metrics import MetricOptions, Objectives, RunMetrics, measure
+from scheduling_sim.metrics.latency import output_tokens
 from scheduling_sim.run_log import RunLog
 from scheduling_sim.simulation import Setup, simulate
+
+PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
+"""What every group runs on that does not replay a real run."""
 
 Row = Mapping[str, str | float | int | None]
 
@@ -33,7 +38,6 @@ class Group:
     """Experiments that share one table."""
 
     name: str
-    title: str
     cells: tuple[Cell, ...]
     columns: tuple[str, ...]
     """Of the table, in order; each is a key of every row."""
@@ -79,6 +83,11 @@ def latencies(metrics: RunMetrics) -> dict[str, float | None]:
         "gap P99 ms": figures["gap_ms.p99"],
         "worst gap ms": figures["gap_ms.worst"],
     }
+
+
+def tokens_per_s(log: RunLog) -> float:
+    """Return the delivered output tokens per second of the whole run."""
+    return sum(map(output_tokens, log.requests)) / (log.ended_ns / 1e9)
 
 
 def ordered(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:

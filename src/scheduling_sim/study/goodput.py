@@ -15,7 +15,7 @@ from typing import Final
 from scheduling_sim.metrics import Objectives
 from scheduling_sim.platforms import platform
 from scheduling_sim.simulation import Setup
-from scheduling_sim.study.cells import Cell, Group, Row, latencies, run_of
+from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row, latencies, run_of
 from scheduling_sim.workload.named import workload
 
 POLICIES: Final = (
@@ -39,9 +39,9 @@ MOONCAKE_FULL_SHARE: Final = 0.137
 """Share of the trace at 100 % load. Its times have a tick of 3 s, so stretching them would
 make bursts; requests are sampled instead."""
 MOONCAKE_POLICIES: Final = ("helios", "helios-throughput", "chunked", "vllm", "prefill-first")
-PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
+AZURE_OBJECTIVES: Final = Objectives(ttft_ms=2000.0, gap_ms=100.0, gap_quantile=0.99)
 _OBJECTIVES: Final = {
-    "azure": Objectives(ttft_ms=2000.0, gap_ms=100.0, gap_quantile=0.99),
+    "azure": AZURE_OBJECTIVES,
     "mooncake": Objectives(ttft_ms=30_000.0, gap_ms=100.0, gap_quantile=0.99),
 }
 
@@ -71,7 +71,6 @@ def _run(trace: str, load: float, policy: str, data: Path) -> Row:
 
 GROUP = Group(
     "goodput",
-    "Goodput on public traces",
     tuple(
         Cell(
             f"{trace} {load:.0%} {policy}",

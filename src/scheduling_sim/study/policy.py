@@ -6,14 +6,12 @@ import functools
 from pathlib import Path
 from typing import Final
 
-from scheduling_sim.metrics import Objectives
 from scheduling_sim.platforms import platform
 from scheduling_sim.simulation import Setup
-from scheduling_sim.study.cells import Cell, Group, Row, latencies, run_of
-from scheduling_sim.study.goodput import AZURE, PLATFORM
+from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row, latencies, run_of
+from scheduling_sim.study.goodput import AZURE, AZURE_OBJECTIVES
 from scheduling_sim.workload.named import workload
 
-_OBJECTIVES: Final = Objectives(ttft_ms=2000.0, gap_ms=100.0, gap_quantile=0.99)
 _CHANGES: Final[tuple[tuple[str, dict[str, float]], ...]] = (
     ("preset", {}),
     ("decode_age_price 0", {"decode_age_price": 0.0}),
@@ -34,7 +32,7 @@ def _run(change: str, options: dict[str, float], mode: str, data: Path) -> Row:
     asked = workload(f"azure-conv:{data / AZURE}", start_s=600, length_s=60, rate_per_s=5.5)
     chosen = platform(PLATFORM, mode=mode, slots=64, page_growth=True)
     setup = Setup(platform=chosen, workload=asked, policy="helios", options=options)
-    _, metrics = run_of(setup, _OBJECTIVES)
+    _, metrics = run_of(setup, AZURE_OBJECTIVES)
     share = metrics.figures()["goodput_share"] or 0.0
     return {
         "catalog": mode,
@@ -46,7 +44,6 @@ def _run(change: str, options: dict[str, float], mode: str, data: Path) -> Row:
 
 GROUP = Group(
     "policy",
-    "What each term buys",
     tuple(
         Cell(f"{mode} {change}", functools.partial(_run, change, options, mode), AZURE)
         for mode in ("mixed", "ordinary")

@@ -25,7 +25,6 @@ def _run(run: str, data: Path) -> Row:
 
 GROUP = Group(
     "replay",
-    "Replays of real vLLM runs",
     tuple(Cell(run, functools.partial(_run, run), f"{_EXAMPLES}/{run}") for run in RUNS),
     (
         "run",

@@ -8,16 +8,15 @@ from typing import Final
 
 from scheduling_sim.acceptance import acceptance
 from scheduling_sim.platforms import platform
-from scheduling_sim.simulation import Setup
-from scheduling_sim.study.cells import Cell, Group, Row, run_of
+from scheduling_sim.simulation import Setup, simulate
+from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row, tokens_per_s
 from scheduling_sim.workload.named import workload
 
-_PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
 _WIDTHS: Final = (2, 3, 4, 6)
 
 
-def _tokens_per_s(streams: int, profile: str, mode: str, options: dict[str, object]) -> float:
-    chosen = platform(_PLATFORM, mode=mode, slots=64, page_growth=True)
+def _speed(streams: int, profile: str, mode: str, options: dict[str, object]) -> float:
+    chosen = platform(PLATFORM, mode=mode, slots=64, page_growth=True)
     asked = workload(
         "closed-loop",
         users=streams,
@@ -29,17 +28,14 @@ def _tokens_per_s(streams: int, profile: str, mode: str, options: dict[str, obje
     )
     drawn = None if mode == "ordinary" else acceptance(profile, seed=1)
     setup = Setup(platform=chosen, workload=asked, acceptance=drawn, options=options)
-    log, _ = run_of(setup)
-    return sum(sum(one.delivery_tokens) for one in log.requests) / (log.ended_ns / 1e9)
+    return tokens_per_s(simulate(setup))
 
 
 def _run(streams: int, profile: str, data: Path) -> Row:
     del data
-    none = _tokens_per_s(streams, profile, "ordinary", {})
-    fixed = {
-        width: _tokens_per_s(streams, profile, "speculative", {"width": width}) for width in _WIDTHS
-    }
-    adaptive = _tokens_per_s(streams, profile, "speculative", {})
+    none = _speed(streams, profile, "ordinary", {})
+    fixed = {width: _speed(streams, profile, "speculative", {"width": width}) for width in _WIDTHS}
+    adaptive = _speed(streams, profile, "speculative", {})
     width, best = max(fixed.items(), key=lambda pair: pair[1])
     return {
         "profile": profile,
@@ -55,7 +51,6 @@ def _run(streams: int, profile: str, data: Path) -> Row:
 
 GROUP = Group(
     "speculation",
-    "Adaptive speculation",
     tuple(
         Cell(f"{profile} {streams}", functools.partial(_run, streams, profile))
         for profile in ("strong-draft", "mtp", "weak-draft")

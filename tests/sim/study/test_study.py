@@ -28,7 +28,7 @@ def small_group(calls: list[str]) -> Group:
         return Cell(name, answer)
 
     missing = dataclasses.replace(run("b"), needs="not/there.csv")
-    return Group("small", "Small", (run("a"), missing, run("c")), ("name", "value"))
+    return Group("small", (run("a"), missing, run("c")), ("name", "value"))
 
 
 def test_missing_cells_run_once_and_the_table_is_rewritten(
