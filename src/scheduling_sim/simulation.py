@@ -21,6 +21,7 @@ from scheduling_sim import policies
 from scheduling_sim.acceptance_model import AcceptanceModel
 from scheduling_sim.checkers import Checker, Checks
 from scheduling_sim.clock import VirtualClock
+from scheduling_sim.copies import copying_of
 from scheduling_sim.device import FrameTruth, SimulatedExecutor
 from scheduling_sim.draws import Draws, SimulatedRequest
 from scheduling_sim.faults import Faults, FaultSource
@@ -162,6 +163,7 @@ class _Run:
                 vocabulary_size=VOCABULARY_SIZE,
                 eos_token_ids=(END_TOKEN,),
             ),
+            copying=copying_of(platform.catalog, self._policy, setup.acceptance, self._live),
         )
 
     def loop(self) -> None:

@@ -257,16 +257,20 @@ def study(
         Path, typer.Option(help="Folder of the public traces; cells that miss one are left out.")
     ] = Path("../shared/data"),
     force: Annotated[bool, typer.Option(help="Run cells again that have a row already.")] = False,
+    stale: Annotated[
+        bool,
+        typer.Option(help="Run cells again whose row another commit made; may be stopped."),
+    ] = False,
 ) -> None:
-    """Run the study behind docs/evaluation.md and rewrite its tables.
+    """Run the study behind docs/evaluation.md and rewrite its tables and plots.
 
     Examples:
     [bold]flare sim study[/bold]
     [bold]flare sim study --only long-prompt --force[/bold]
     """
-    from flare.sim.study import run_study  # noqa: PLC0415 - as the head of this file says.
+    from flare.sim.study import Again, run_study  # noqa: PLC0415 - as the head of this file says.
 
-    run_study(only or [], page, data, force=force)
+    run_study(only or [], page, data, again=Again(every=force, stale=stale))
 
 
 def _asked(**options: object) -> Asked:

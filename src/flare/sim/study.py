@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from flare.console import results
 from flare.errors import FlareError
@@ -13,33 +15,56 @@ from scheduling_sim.study.groups import GROUPS
 from scheduling_sim.study.page import read_rows, with_table, write_rows
 
 
-def run_study(only: Sequence[str], page: Path, data: Path, *, force: bool) -> None:
-    """Run what is missing (or all, with `force`), keep every row at once, rewrite the page.
+class Again(NamedTuple):
+    """Which cells run although they have a row."""
 
+    every: bool = False
+    stale: bool = False
+    """Those whose row was made by another commit: a study that was stopped goes on."""
+
+    def asks_for(self, row: Row, commit: str) -> bool:
+        """Tell whether a cell with this row runs again."""
+        return self.every or (self.stale and row.get("commit") != commit)
+
+
+_MISSING: Final = Again()
+
+
+def run_study(only: Sequence[str], page: Path, data: Path, *, again: Again = _MISSING) -> None:
+    """Run what is missing and what is asked for again, keep every row at once, rewrite the page.
+
+    The page is read anew for every table, so two calls for different groups may run side by side.
     Raises FlareError for an unknown group or a page that has no place for a table.
     """
     folder = page.with_suffix("")
     try:
         groups = ordered(GROUPS, only)
-        text = page.read_text(encoding="utf-8")
         for group in groups:
-            rows = _run_group(group, folder, data, force=force)
-            text = with_table(text, group, rows)
+            with_table(page.read_text(encoding="utf-8"), group, {})
+        for group in groups:
+            rows = _run_group(group, folder, data, again)
+            text = with_table(page.read_text(encoding="utf-8"), group, rows)
             page.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
         raise FlareError(str(error)) from error
 
 
-def _run_group(group: Group, folder: Path, data: Path, *, force: bool) -> dict[str, Row]:
-    commit = source_commit()
-    rows = {} if force else dict(read_rows(folder, group))
+def _run_group(group: Group, folder: Path, data: Path, again: Again) -> dict[str, Row]:
+    commit, rows = source_commit(), dict(read_rows(folder, group))
+    spent_s = 0.0
     for number, cell in enumerate(group.cells, 1):
-        if cell.name in rows:
+        if cell.name in rows and not again.asks_for(rows[cell.name], commit):
             continue
         if cell.needs and not (data / cell.needs).exists():
             results().print(f"{group.name} {cell.name}: left out, {cell.needs} is not there")
             continue
         results().print(f"{group.name} {number}/{len(group.cells)}: {cell.name}")
-        rows[cell.name] = cell.run(data)
-        write_rows(folder, group, rows, commit)
+        begun_s = time.process_time()
+        row = cell.run(data)
+        cpu_s = time.process_time() - begun_s
+        rows[cell.name] = {**row, "commit": commit, "cpu_s": round(cpu_s, 1)}
+        write_rows(folder, group, rows)
+        spent_s += cpu_s
+    if spent_s:
+        results().print(f"{group.name}: {spent_s:.0f} s of one core")
     return rows

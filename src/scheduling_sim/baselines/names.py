@@ -168,6 +168,11 @@ def _free(name: str, make: Maker, *, grows: bool | None = None) -> Callable[...,
         prefix_cache: bool = False,
         **options: object,
     ) -> BaselineCore:
+        if prefix_cache and not platform.resources.page_prefixes:
+            raise ValueError(
+                f"{name}-free: prefix_cache finds nothing on {platform.name}, which has no "
+                "page_prefixes; a platform with page_prefixes=True is right"
+            )
         shapes = FreeShapes(max_sequences=max_sequences, max_batched_tokens=max_batched_tokens)
         made = _make(f"{name}-free", make, platform, shapes, options)
         return BaselineCore(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduling_sim.metrics import MetricOptions, Objectives, RunMetrics, measure
 from scheduling_sim.metrics.latency import output_tokens
@@ -19,6 +19,35 @@ PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
 """What every group runs on that does not replay a real run."""
 
 Row = Mapping[str, str | float | int | None]
+"""What a cell found; in a file also `commit` and `cpu_s`, what made it and what it took."""
+
+
+class Verdict(NamedTuple):
+    """One bar of the study against what was found."""
+
+    what: str
+    figure: str
+    """What was found, with its unit."""
+    bar: str
+    is_met: bool
+    by: str = ""
+    """How far the figure lies from the bar."""
+    why: str = ""
+    """A sentence that the rows themselves support."""
+
+    @property
+    def line(self) -> str:
+        """The verdict as an item of a Markdown list."""
+        distance = f" ({self.by})" if self.by else ""
+        reason = f" {self.why}" if self.why else ""
+        word = "met" if self.is_met else "missed"
+        return f"- {self.what}: {self.figure}; bar {self.bar}: **{word}**{distance}.{reason}"
+
+
+def no_verdicts(rows: Mapping[str, Row]) -> Sequence[Verdict]:
+    """Judge nothing: the group has no bar of its own."""
+    del rows
+    return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +70,8 @@ class Group:
     cells: tuple[Cell, ...]
     columns: tuple[str, ...]
     """Of the table, in order; each is a key of every row."""
+    verdicts: Callable[[Mapping[str, Row]], Sequence[Verdict]] = no_verdicts
+    """Bars against the rows of the cells that are there; called with one row at the least."""
 
     def table(self, rows: Mapping[str, Row]) -> str:
         """Return the rows of the cells in their order as a Markdown table."""
@@ -55,7 +86,19 @@ class Group:
         left_out = [cell.name for cell in self.cells if cell.name not in rows]
         if left_out:
             lines += ["", f"Left out, for want of data or time: {', '.join(left_out)}."]
+        found = {cell.name: rows[cell.name] for cell in self.cells if cell.name in rows}
+        verdicts = self.verdicts(found) if found else ()
+        if verdicts:
+            lines += ["", *(verdict.line for verdict in verdicts)]
         return "\n".join(lines)
+
+
+def number(row: Row, key: str) -> float:
+    """Return a figure of a row. Raises TypeError where it is text or was not measured."""
+    value = row[key]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{key} is {value!r}, not a number")
+    return float(value)
 
 
 def text_of(value: str | float | int | None) -> str:

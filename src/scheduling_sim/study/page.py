@@ -28,18 +28,21 @@ def read_rows(folder: Path, group: Group) -> dict[str, Row]:
     return rows
 
 
-def write_rows(folder: Path, group: Group, rows: Mapping[str, Row], commit: str) -> None:
-    """Write the rows of a group in the order of its cells."""
+def write_rows(folder: Path, group: Group, rows: Mapping[str, Row]) -> None:
+    """Write the rows of a group in the order of its cells; rows of cells that are gone go."""
     document = {
         "version": RESULTS_VERSION,
         "group": group.name,
-        "commit": commit,
         "command": f"flare sim study --only {group.name}",
         "rows": {cell.name: rows[cell.name] for cell in group.cells if cell.name in rows},
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1) + "\n"
-    _path_of(folder, group).write_text(text, encoding="utf-8")
+    path = _path_of(folder, group)
+    # Whoever stops the study between two cells keeps every row: a file is old or new, never half.
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def with_table(page: str, group: Group, rows: Mapping[str, Row]) -> str:

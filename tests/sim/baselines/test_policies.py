@@ -442,3 +442,9 @@ def test_unknown_options_are_named() -> None:
         build("vllm", platform(), frames=3)
     with pytest.raises(ValueError, match="no option 'prefix_cache'"):
         build("vllm", platform(), prefix_cache=True)
+
+
+def test_a_prefix_cache_that_could_never_hit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"vllm-free: .* page_prefixes=True is right"):
+        build("vllm-free", platform(), prefix_cache=True)
+    build("vllm-free", platform(page_prefixes=True), prefix_cache=True)

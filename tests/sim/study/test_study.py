@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from flare.errors import FlareError
 from flare.sim import study
+from flare.sim.provenance import source_commit
 from scheduling_sim.study import long_prompt, speculation, tenants
-from scheduling_sim.study.cells import Cell, Group, Row, ordered, text_of
+from scheduling_sim.study.cells import Cell, Group, Row, Verdict, number, ordered, text_of
 from scheduling_sim.study.groups import GROUPS
 from scheduling_sim.study.page import read_rows, with_table, write_rows
 
@@ -38,10 +40,10 @@ def test_missing_cells_run_once_and_the_table_is_rewritten(
     monkeypatch.setattr(study, "GROUPS", (small_group(calls),))
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    study.run_study([], page, tmp_path, force=False)
-    study.run_study([], page, tmp_path, force=False)
+    study.run_study([], page, tmp_path)
+    study.run_study([], page, tmp_path)
     assert calls == ["a", "c"], "a row that is there is not run again; one without data never"
-    study.run_study([], page, tmp_path, force=True)
+    study.run_study([], page, tmp_path, again=study.Again(every=True))
     assert calls == ["a", "c", "a", "c"]
     text = page.read_text()
     assert (
@@ -52,19 +54,65 @@ def test_missing_cells_run_once_and_the_table_is_rewritten(
     assert document["command"] == "flare sim study --only small"
 
 
+def test_a_study_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of another commit stay until their cell has run; those of this one are left alone."""
+    calls: list[str] = []
+    group = small_group(calls)
+    monkeypatch.setattr(study, "GROUPS", (group,))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    study.run_study([], page, tmp_path)
+    rows = dict(read_rows(tmp_path / "page", group))
+    assert rows["a"]["commit"] == source_commit()
+    assert isinstance(rows["a"]["cpu_s"], float)
+    write_rows(tmp_path / "page", group, {**rows, "c": {**rows["c"], "commit": "older"}})
+    study.run_study([], page, tmp_path, again=study.Again(stale=True))
+    assert calls == ["a", "c", "c"]
+
+    def stop(data: Path) -> Row:
+        raise KeyboardInterrupt
+
+    stopped = dataclasses.replace(group, cells=(*group.cells[:2], Cell("c", stop)))
+    monkeypatch.setattr(study, "GROUPS", (stopped,))
+    with pytest.raises(KeyboardInterrupt):
+        study.run_study([], page, tmp_path, again=study.Again(every=True))
+    assert read_rows(tmp_path / "page", group).keys() == {"a", "c"}
+
+
+def test_verdicts_stand_under_the_table() -> None:
+    def judged(rows: Mapping[str, Row]) -> list[Verdict]:
+        value = number(rows["a"], "value")
+        return [
+            Verdict("value", f"{value:g}", "at least 2000", value >= 2000, "38 % short", "Why."),
+            Verdict("rows", str(len(rows)), "1", is_met=True),
+        ]
+
+    group = dataclasses.replace(small_group([]), verdicts=judged)
+    table = group.table({"a": {"name": "a", "value": 1234.5}})
+    assert table.endswith(
+        "\n\n- value: 1234.5; bar at least 2000: **missed** (38 % short). Why.\n"
+        "- rows: 1; bar 1: **met**."
+    )
+    assert "bar" not in group.table({}), "without rows there is nothing to judge"
+    with pytest.raises(TypeError, match="name is 'a', not a number"):
+        number({"name": "a"}, "name")
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     group = small_group([])
     with pytest.raises(ValueError, match="no group 'x'; there are small"):
         ordered((group,), ["x"])
     with pytest.raises(ValueError, match="the page has no '<!-- table: small -->'"):
         with_table("# nothing", group, {})
-    write_rows(tmp_path, group, {"a": {"name": "a", "value": 1}}, "abc")
+    write_rows(tmp_path, group, {"a": {"name": "a", "value": 1}})
     path = tmp_path / "small.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
     with pytest.raises(ValueError, match=r"small\.json: version 9, expected 1"):
         read_rows(tmp_path, group)
     with pytest.raises(FlareError, match="no group 'x'"):
-        study.run_study(["x"], tmp_path / "page.md", tmp_path, force=False)
+        study.run_study(["x"], tmp_path / "page.md", tmp_path)
 
 
 def test_text_of_values() -> None:
