@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -269,20 +270,96 @@ def test_larger_unmeasured_prefill_is_not_explored_for_the_same_tokens() -> None
     assert prefills == ["prefill-c64", "prefill-c64", "prefill-c256"]
 
 
-def test_exploration_looks_no_further_than_the_next_message() -> None:
-    """A smaller graph that reaches the next message's end leaves nothing to explore (exploration).
+def _explored(model: ModelledCatalog, prompt: int, ends: tuple[int, ...], **more: Any) -> list[str]:
+    """Return the prompt programs that a lone prompt runs; all but the larger ones are known."""
+    known = {name: model.duration_ns[name] for name in model.duration_ns if "c64" in name}
+    world = World(model, rows=1, page_size=16, pages=4096, seeded=known, more=more)
+    endpoints = (
+        *(Endpoint(end, b"m%d" % end) for end in ends),
+        Endpoint(prompt, b"p", ends_message=False),
+    )
+    world.admit("a", prompt, 1, endpoints=endpoints)
+    world.run_until_idle()
+    return [flight.name for flight in world.log if "prefill" in flight.name]
 
-    The larger one is tried where both stop short of the end, and a measured one is not excluded.
+
+LARGER = modelled({**_ms(SOLO), "prefill-c256": 5.0, "prefill-c1024": 12.0, "prefill-c4096": 40.0})
+KEEPING = modelled(
+    {**_ms(SOLO), "prefill-c256": 5.0, "snapshot-b1": 0.25, "restore-b1": 0.25},
+)
+
+
+def test_exploration_looks_no_further_than_prefill_goes() -> None:
+    """Exploration ends where prefill does: at a message's end whose state is kept (exploration).
+
+    A smaller graph that reaches it consumes the same tokens. Where nothing is kept there, prefill
+    runs on, so the larger graph consumes more and is tried.
     """
-    model = modelled({**_ms(SOLO), "prefill-c256": 5.0})
-    for ends, first in ((50, "prefill-c64"), (300, "prefill-c256")):
-        world = World(model, rows=1, seeded={"initialize-b1": 250_000, "prefill-c64": 4_000_000})
-        endpoints = (Endpoint(ends, b"m"), Endpoint(600, b"p", ends_message=False))
-        world.admit("a", 600, 1, endpoints=endpoints)
-        world.run_until_idle()
-        prefills = [flight.name for flight in world.log if "prefill" in flight.name]
-        assert prefills[0] == first
-        assert "prefill-c256" in prefills
+    assert _explored(KEEPING, 600, (50,), snapshot_rows=1)[0] == "prefill-c64"
+    assert _explored(KEEPING, 600, (300,), snapshot_rows=1)[0] == "prefill-c256"
+    assert _explored(KEEPING, 600, (50,))[0] == "prefill-c256"
+
+
+@pytest.mark.parametrize("more", [{}, {"page_prefixes": True}], ids=["nothing kept", "pages kept"])
+def test_messages_shorter_than_a_capacity_hide_it_not(more: dict[str, Any]) -> None:
+    """Nothing stops at these messages, so the largest useful prefill is tried as without them; what
+    is larger than the prompt needs is not (exploration)."""
+    ends = tuple(range(50, 950, 50))
+    assert _explored(LARGER, 950, ends, **more) == ["prefill-c1024"]
+    assert _explored(LARGER, 2_000, ends, **more) == ["prefill-c4096"]
+    assert _explored(LARGER, 250, ends[:4], **more) == ["prefill-c256"]
+
+
+def test_messages_shorter_than_a_capacity_hide_it_not_from_kept_rows() -> None:
+    """Only the anchor's row is worth a stop here, so the way there is one stretch (exploration)."""
+    ends = tuple(range(50, 600, 50))
+    prefills = _explored(KEEPING, 600, ends, snapshot_rows=1)
+    assert prefills == ["prefill-c256", "prefill-c256", "prefill-c64", "prefill-c64"]
+
+
+def test_a_scored_prompt_explores_over_its_messages_too() -> None:
+    """Scored graphs follow the same rule (exploration)."""
+    model = modelled({**_ms(SOLO), "scored-prefill-c64": 5.0, "scored-prefill-c256": 9.0})
+    known = {name: model.duration_ns[name] for name in ("scored-prefill-c64", "initialize-b1")}
+    world = World(model, rows=1, seeded=known)
+    ends = tuple(Endpoint(end, b"m%d" % end) for end in range(30, 600, 30))
+    world.admit("a", 600, 1, endpoints=ends, scored=True)
+    world.run_until_idle()
+    assert "scored-prefill-c256" in [flight.name for flight in world.log]
+
+
+def test_a_newcomer_is_seated_at_once_for_what_its_first_prefill_would_show() -> None:
+    """The second stage of a pair follows the same rule: an unknown graph that a newcomer would try
+    makes its initialisation win over known decoding, near messages or not (exploration)."""
+    model = modelled({**_ms(LARGER), "decode-b1": 0.01, "initialize-b1": 50.0})
+    world = World(model, rows=2, seeded=[name for name in model.duration_ns if "c256" not in name])
+    world.admit("a", 16, 2_000, needs_feedback=True)
+    while not world.streams["a"].tokens:
+        world.step()
+    for _ in range(3):
+        world.step()
+    world.admit("b", 250, 2, endpoints=tuple(Endpoint(end, b"%d" % end) for end in (50, 100, 150)))
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.kind is GraphKind.INITIALIZE
+
+
+def test_a_mixed_capacity_beyond_every_prompt_is_not_explored() -> None:
+    """Beside decoders, too, a larger prompt row is tried where it takes more, over message ends,
+    and not where a smaller one takes the whole prompt (exploration; dominance)."""
+    rows = {f"mixed-b2-w1-c{capacity}": 4.0 + capacity / 64 for capacity in (64, 256, 1024)}
+    model = modelled({**_ms(SOLO), **rows})
+    world = World(model, rows=2)
+    world.admit("a", 16, 2_000, needs_feedback=True)
+    while not world.streams["a"].tokens:
+        world.step()
+    ends = tuple(Endpoint(end, b"m%d" % end) for end in range(50, 250, 50))
+    world.admit("b", 250, 2, endpoints=ends)
+    while world.streams["b"].tokens == []:
+        world.step()
+    names = {flight.name for flight in world.log if "mixed" in flight.name}
+    assert "mixed-b2-w1-c256" in names
+    assert "mixed-b2-w1-c1024" not in names
 
 
 def test_an_indeterminate_candidate_beats_a_determinate_one() -> None:

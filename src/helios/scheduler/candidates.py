@@ -15,8 +15,8 @@ from helios.scheduler.cohort import prefix_values, useful_shapes
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.generation import Generation
 from helios.scheduler.prompts import (
+    advancing,
     best_prompts,
-    eligible_prompts,
     lane_of,
     prompt_table,
 )
@@ -176,14 +176,13 @@ def best_prompt_lanes(
         if not group or not shapes:
             continue
         capacities = np.array([capacity for _, capacity in shapes], dtype=np.int64)
-        measured = np.array([view.durations_ms[index] > 0.0 for index, _ in shapes])
         # Where a graph's duration depends on the prompt, the most valuable prompt may not be best.
         rivals = [[prompt] for prompt in group] if view.prompt_costs else [group]
         for rival in rivals:
             table = prompt_table(rival, capacities)
             eligible = np.ones(table.extents.shape, dtype=bool)
             if not padded:
-                eligible = eligible_prompts(table, measured)
+                eligible = advancing(table)
             rows = best_prompts(table, eligible)
             for column, row in enumerate(rows.tolist()):
                 if row >= 0:

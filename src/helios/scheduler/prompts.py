@@ -73,42 +73,15 @@ def best_prompts(table: PromptTable, eligible: Flags) -> Integers:
 
 
 def advancing(table: PromptTable) -> Flags:
-    """Tell which prompts go further in a capacity than in the next smaller one.
+    """Tell which prompts each capacity may serve: those that go further than in the next smaller.
 
-    A larger shape is redundant for every other prompt, measured or not, which also keeps
-    exploration off it.
+    A larger shape is redundant for every other prompt, measured or not. While it is unmeasured this
+    is also what keeps exploration off it, and nothing else does: a message's end counts where
+    prefill stops at it, which the extents know (docs/decisions/0017).
     """
     flags: Flags = np.ones(table.extents.shape, dtype=bool)
     flags[:, 1:] = table.extents[:, 1:] > table.extents[:, :-1]
     return flags
-
-
-def eligible_prompts(table: PromptTable, measured: Flags) -> Flags:
-    """Tell which prompts each capacity may serve; `measured` [capacities] are known durations."""
-    flags = advancing(table)
-    return flags if measured.all() else flags & (measured | worth_exploring(table))
-
-
-def worth_exploring(table: PromptTable) -> Flags:
-    """Tell in which capacities, while they are unmeasured, a prompt shows something new.
-
-    Beyond the next message or prompt endpoint a capacity takes tokens that another chunk takes as
-    well; a smaller one that reaches the endpoint leaves nothing to explore there.
-    """
-    ends = np.array([[_next_endpoint(prompt.request)] for prompt in table.prompts], dtype=np.int64)
-    reached = np.minimum(table.extents, ends)
-    flags: Flags = np.ones(reached.shape, dtype=bool)
-    flags[:, 1:] = reached[:, 1:] > reached[:, :-1]
-    return flags
-
-
-def _next_endpoint(request: Request) -> int:
-    """Return the prompt tokens to the next message end, or to the prompt's end."""
-    done = request.prompt_done
-    for endpoint in request.spec.endpoints:
-        if endpoint.ends_message and endpoint.tokens > done:
-            return min(endpoint.tokens - done, request.remaining_prompt)
-    return request.remaining_prompt
 
 
 def lane_of(table: PromptTable, row: int, column: int) -> Lane:

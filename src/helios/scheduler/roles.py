@@ -16,8 +16,8 @@ from helios.scheduler.catalog import GraphKind
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.prompts import (
     PromptTable,
+    advancing,
     best_prompts,
-    eligible_prompts,
     lane_of,
     prompt_table,
 )
@@ -172,8 +172,7 @@ def _prefills(view: View, kind: GraphKind, newly: Sequence[Prompt]) -> list[_Par
     if not group or not shapes:
         return []
     table = prompt_table(group, np.array([capacity for _, capacity in shapes], dtype=np.int64))
-    measured = np.array([view.durations_ms[index] > 0.0 for index, _ in shapes])
-    row = best_prompts(table, eligible_prompts(table, measured))
+    row = best_prompts(table, advancing(table))
     column = np.flatnonzero(row >= 0)
     graph = np.array([index for index, _ in shapes], dtype=np.int64)[column]
     none = np.zeros(len(column), dtype=np.int64)
