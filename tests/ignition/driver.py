@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from helios.engine.ports import Frame, FrameLane, LaneOutput, SamplingParams
-from helios.scheduler import Catalog, Fence, GraphDescriptor, GraphKind, RequestHandle
+from helios.scheduler import (
+    Catalog,
+    Fence,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    RequestHandle,
+    RowAllocation,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -18,7 +26,9 @@ def catalog_of(
     prefill: Sequence[int] = (16, 64),
     scored: Sequence[int] = (32,),
     buckets: Sequence[int] = (1, 2, 4, 8),
+    rounds: Sequence[tuple[int, int]] = (),
 ) -> Catalog:
+    """`rounds` are batch capacities and target rows of programs that take copied proposals."""
     graphs = [
         GraphDescriptor(kind=kind, batch_capacity=bucket)
         for kind in (GraphKind.INITIALIZE, GraphKind.DECODE, GraphKind.TERMINAL)
@@ -29,7 +39,19 @@ def catalog_of(
             GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=capacity)
             for capacity in capacities
         ]
-    return Catalog.of(graphs)
+    return Catalog.of([*graphs, *(round_graph(batch, width) for batch, width in rounds)])
+
+
+def round_graph(batch: int, width: int) -> GraphDescriptor:
+    return GraphDescriptor(
+        kind=GraphKind.SPECULATIVE,
+        batch_capacity=batch,
+        token_capacity=width,
+        proposal_depth=width - 1,
+        allocation=RowAllocation.HOST if width > 1 else RowAllocation.NONE,
+        source=ProposalSource.COPY if width > 1 else ProposalSource.NONE,
+        speculation_enabled=True,
+    )
 
 
 class Driver:
@@ -96,6 +118,14 @@ class Driver:
 
     def decode(self, rows: Sequence[int], program: str | None = None) -> tuple[LaneOutput, ...]:
         return self.run(program or self.smallest("decode", len(rows)), *map(lane, rows))
+
+    def round(self, proposals: dict[int, Sequence[int]], program: str) -> dict[int, LaneOutput]:
+        """Verify the proposals of each row; return what each row produced."""
+        lanes = [
+            lane(row, query_length=len(tokens) + 1, copied_token_ids=tuple(tokens))
+            for row, tokens in proposals.items()
+        ]
+        return dict(zip(proposals, self.run(program, *lanes), strict=True))
 
     def terminal(self, rows: Sequence[int]) -> tuple[LaneOutput, ...]:
         return self.run(self.smallest("terminal", len(rows)), *map(lane, rows))

@@ -13,9 +13,11 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum {
-    ABI_VERSION = 1,
+    ABI_VERSION = 2,
     /* Rows of logits that scored prefill evaluates at a time. */
-    SCORE_ROWS = 16
+    SCORE_ROWS = 16,
+    /* Lanes of a program, as the catalog bounds them. */
+    MAX_LANES = 64
 };
 
 /* What the library was compiled for, so that the binding can refuse another one. */
@@ -93,10 +95,10 @@ static const uint8_t *copy_weights(model *m, const void *data, size_t bytes) {
     return to;
 }
 
-static int allocate_scratch(scratch *x, int tokens, int logit_rows) {
+static int allocate_scratch(scratch *x, int tokens, int logit_rows, int lanes) {
     enum { INPUT = HIDDEN > ATTENTION_WIDTH ? HIDDEN : ATTENTION_WIDTH };
     int failed = 0;
-    size_t n = (size_t)tokens, r = (size_t)logit_rows;
+    size_t n = (size_t)tokens, r = (size_t)logit_rows, l = (size_t)lanes;
     x->token_capacity = tokens;
     x->logit_capacity = logit_rows;
     x->batch.tokens = reserve(&failed, n, 4);
@@ -117,15 +119,16 @@ static int allocate_scratch(scratch *x, int tokens, int logit_rows) {
     x->middle.scales = reserve(&failed, n * (FFN / BLOCK), 4);
     x->middle.sums = reserve(&failed, n * (FFN / BLOCK), 4);
     x->logits = reserve(&failed, r * LOGITS_WIDTH, 4);
-    x->work = reserve(&failed, r * LOGITS_WIDTH, 4);
-    x->keys = reserve(&failed, r * LOGITS_WIDTH, 8);
+    x->work = reserve(&failed, l * LOGITS_WIDTH, 4);
+    x->keys = reserve(&failed, l * LOGITS_WIDTH, 8);
     return !failed;
 }
 
-/* `weight_bytes`: of everything that ign_set_matrix and ign_set_vector will copy, each rounded up
- * to 64. Returns NULL when memory or threads cannot be had. */
+/* `tokens` and `head_rows` are the most that one program feeds and evaluates the head for, `lanes`
+ * the most that it samples for. `weight_bytes`: of everything that ign_set_matrix and ign_set_vector
+ * will copy, each rounded up to 64. Returns NULL when memory or threads cannot be had. */
 EXPORT model *ign_create(const serving_state *state, int32_t threads, int32_t tokens,
-                         int32_t batch_rows, int64_t weight_bytes, float epsilon,
+                         int32_t head_rows, int32_t lanes, int64_t weight_bytes, float epsilon,
                          const float *cosines, const float *sines) {
     model *m = calloc(1, sizeof *m);
     if (!m) return NULL;
@@ -139,10 +142,10 @@ EXPORT model *ign_create(const serving_state *state, int32_t threads, int32_t to
     advise_large_pages(state->values, pool_bytes);
     int failed = 0;
     m->thread_memory = reserve(&failed, (size_t)threads, (size_t)m->arena_bytes);
-    int logit_rows = batch_rows > SCORE_ROWS ? batch_rows : SCORE_ROWS;
+    int logit_rows = head_rows > SCORE_ROWS ? head_rows : SCORE_ROWS;
     m->pool = pool_create(threads);
     if (failed || !m->pool || !reserve_weights(m, (size_t)weight_bytes) ||
-        !allocate_scratch(&m->scratch, tokens > batch_rows ? tokens : batch_rows, logit_rows)) {
+        !allocate_scratch(&m->scratch, tokens, logit_rows, lanes)) {
         ign_destroy(m);
         return NULL;
     }
@@ -182,7 +185,7 @@ typedef struct {
 static void sample_task(void *argument, int index, int thread) {
     const sampling_phase *s = argument;
     (void)thread;
-    sample_row(s->m, s->rows[index], index, s->lanes[index], s->out);
+    sample_row(s->m, s->rows[index], index, index, s->lanes[index], s->out);
 }
 
 static void clear_lane(const lane_outputs *out, int lane) {
@@ -202,7 +205,7 @@ static int is_mapped(const model *m, int row, int position) {
 EXPORT int32_t ign_decode(model *m, int32_t lanes, const int32_t *rows, const lane_outputs *out) {
     batch *b = &m->scratch.batch;
     const serving_state *state = &m->state;
-    int32_t lane_of[64];
+    int32_t lane_of[MAX_LANES];
     b->count = 0;
     for (int lane = 0; lane < lanes; lane++) {
         int row = rows[lane];
@@ -220,6 +223,78 @@ EXPORT int32_t ign_decode(model *m, int32_t lanes, const int32_t *rows, const la
     for (int i = 0; i < b->count; i++) state->cached_tokens[b->rows[i]]++;
     sampling_phase s = {m, b->rows, lane_of, out};
     pool_run(m->pool, sample_task, &s, b->count);
+    return -1;
+}
+
+/* What a round is asked: B lanes, each with up to `width` target rows. */
+typedef struct {
+    int32_t lanes;
+    int32_t width;
+    int32_t depth;            /* proposals of a lane; at least width - 1 */
+    const int32_t *rows;      /* [lanes] */
+    const int32_t *lengths;   /* [lanes] target rows, the pending token's included */
+    const int32_t *proposals; /* [lanes][depth] */
+} round_inputs;
+
+typedef struct {
+    const model *m;
+    const round_inputs *in;
+    const lane_outputs *out;
+    int32_t lane_of[MAX_LANES];
+    int32_t first[MAX_LANES]; /* the lane's first row of logits */
+} acceptance;
+
+/* Draws from the target's own distribution of each row, as single steps would, until a draw differs
+ * from what was proposed: that is rejection sampling of a proposal which stands for certain. */
+static void accept_task(void *argument, int index, int thread) {
+    const acceptance *a = argument;
+    const round_inputs *in = a->in;
+    int lane = a->lane_of[index], row = in->rows[lane];
+    const int32_t *proposals = in->proposals + (size_t)lane * (size_t)in->depth;
+    (void)thread;
+    for (int i = 0; i < in->lengths[lane]; i++) {
+        int entry = lane * in->width + i;
+        sample_row(a->m, row, a->first[index] + i, index, entry, a->out);
+        a->m->state.cached_tokens[row]++;
+        if (a->out->terminated[entry] || i + 1 == in->lengths[lane]) return;
+        if (a->out->tokens[entry] != proposals[i]) return;
+    }
+}
+
+static void feed_lane(batch *b, const serving_state *state, const round_inputs *in, int lane) {
+    int row = in->rows[lane];
+    const int32_t *proposals = in->proposals + (size_t)lane * (size_t)in->depth;
+    for (int i = 0; i < in->lengths[lane]; i++) {
+        b->tokens[b->count] = i ? proposals[i - 1] : state->pending_token[row];
+        b->rows[b->count] = row;
+        b->positions[b->count++] = state->cached_tokens[row] + i;
+    }
+}
+
+/* One complete round: feeds the pending token and the proposals of every active, unfinished row and
+ * commits what is accepted. Returns -1, or the first lane that reaches a position without a page;
+ * then nothing has changed. */
+EXPORT int32_t ign_round(model *m, const round_inputs *in, const lane_outputs *out) {
+    batch *b = &m->scratch.batch;
+    const serving_state *state = &m->state;
+    acceptance a = {.m = m, .in = in, .out = out};
+    int live = 0;
+    b->count = 0;
+    for (int entry = 0; entry < in->lanes * in->width; entry++) clear_lane(out, entry);
+    for (int lane = 0; lane < in->lanes; lane++) {
+        int row = in->rows[lane];
+        if (row < 0 || state->finished[row]) continue;
+        int position = state->cached_tokens[row], end = position + in->lengths[lane];
+        for (; position < end; position = position / PAGE * PAGE + PAGE)
+            if (!is_mapped(m, row, position)) return lane;
+        a.lane_of[live] = lane;
+        a.first[live++] = b->count;
+        feed_lane(b, state, in, lane);
+    }
+    if (!live) return -1;
+    run_layers(m);
+    run_head(m, 0, b->count);
+    pool_run(m->pool, accept_task, &a, live);
     return -1;
 }
 
@@ -245,7 +320,7 @@ EXPORT void ign_prefill(model *m, int32_t row, int32_t position, int32_t count,
     consume(m, row, position, count, tokens);
     if (!is_final) return;
     run_head(m, count - 1, 1);
-    sample_row(m, row, 0, 0, out);
+    sample_row(m, row, 0, 0, 0, out);
 }
 
 /* Where scored prefill reports; one entry per consumed position. */
@@ -292,7 +367,7 @@ EXPORT void ign_scored_prefill(model *m, int32_t row, int32_t position, int32_t 
         float *logits = m->scratch.logits;
         if (rows > 1)
             memcpy(logits, logits + (size_t)(rows - 1) * LOGITS_WIDTH, LOGITS_WIDTH * 4);
-        sample_row(m, row, 0, 0, out);
+        sample_row(m, row, 0, 0, 0, out);
     }
 }
 

@@ -90,8 +90,8 @@ typedef struct {
     quantised middle; /* of the down projection, FFN wide */
     void *tiles;      /* attention tiles of the batch, at most one per token */
     float *logits;    /* [logit rows][LOGITS_WIDTH] */
-    float *work;      /* [logit rows][LOGITS_WIDTH] sampling workspace */
-    uint64_t *keys;   /* [logit rows][LOGITS_WIDTH] sampling workspace */
+    float *work;      /* [lanes][LOGITS_WIDTH] sampling workspace */
+    uint64_t *keys;   /* [lanes][LOGITS_WIDTH] sampling workspace */
     int32_t token_capacity;
     int32_t logit_capacity;
 } scratch;

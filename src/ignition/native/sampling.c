@@ -57,10 +57,9 @@ static void penalise(const serving_state *state, int row, float *x) {
 }
 
 /* The logits that the draw works on: the raw ones, or an adjusted copy in the workspace. */
-static const float *adjusted_logits(const model *m, int row, int logit_row) {
+static const float *adjusted_logits(const model *m, int row, const float *raw, int space) {
     const serving_state *state = &m->state;
-    const float *raw = m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH;
-    float *work = m->scratch.work + (size_t)logit_row * LOGITS_WIDTH;
+    float *work = m->scratch.work + (size_t)space * LOGITS_WIDTH;
     int biases = state->bias_count[row];
     int has_penalty = state->repetition_penalty[row] != 1.0f ||
                       state->frequency_penalty[row] != 0 || state->presence_penalty[row] != 0;
@@ -143,14 +142,14 @@ static int draw_sorted(const serving_state *state, int row, const float *x, uint
     return key_token(keys[kept - 1]);
 }
 
-static int choose(const model *m, int row, int logit_row) {
+static int choose(const model *m, int row, const float *raw, int space) {
     const serving_state *state = &m->state;
-    const float *x = adjusted_logits(m, row, logit_row);
+    const float *x = adjusted_logits(m, row, raw, space);
     if (state->temperature[row] == 0) return first_equal(x, largest_logit(x));
     double u = draw(state->seed[row], state->output_count[row]);
     if (state->top_k[row] <= 0 && state->top_p[row] >= 1.0f && state->min_p[row] <= 0)
         return draw_by_id(x, u);
-    return draw_sorted(state, row, x, m->scratch.keys + (size_t)logit_row * LOGITS_WIDTH, u);
+    return draw_sorted(state, row, x, m->scratch.keys + (size_t)space * LOGITS_WIDTH, u);
 }
 
 static int is_stop(const serving_state *state, int row, int token) {
@@ -159,22 +158,23 @@ static int is_stop(const serving_state *state, int row, int token) {
     return 0;
 }
 
-void sample_row(const model *m, int row, int logit_row, int lane, const lane_outputs *out) {
+void sample_row(const model *m, int row, int logit_row, int space, int entry,
+                const lane_outputs *out) {
     const serving_state *state = &m->state;
-    int token = choose(m, row, logit_row);
+    const float *raw = m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH;
+    int token = choose(m, row, raw, space);
     if (state->top_logprobs[row] >= 0)
-        report_logprobs(m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH, token,
-                        state->top_logprobs[row], out->logprobs + lane,
-                        out->top_ids + (size_t)lane * MAX_TOP,
-                        out->top_logprobs + (size_t)lane * MAX_TOP);
+        report_logprobs(raw, token, state->top_logprobs[row], out->logprobs + entry,
+                        out->top_ids + (size_t)entry * MAX_TOP,
+                        out->top_logprobs + (size_t)entry * MAX_TOP);
     uint16_t *seen = state->output_counts + (size_t)row * VOCABULARY + token;
     if (*seen < UINT16_MAX) (*seen)++;
     state->output_count[row]++;
     state->pending_token[row] = token;
     int stops = is_stop(state, row, token);
     if (stops) state->finished[row] = 1;
-    out->tokens[lane] = token;
-    out->produced[lane] = 1;
-    out->report_count[lane] = state->top_logprobs[row];
-    out->terminated[lane] = (uint8_t)stops;
+    out->tokens[entry] = token;
+    out->produced[entry] = 1;
+    out->report_count[entry] = state->top_logprobs[row];
+    out->terminated[entry] = (uint8_t)stops;
 }

@@ -4,20 +4,22 @@
 
 #include "model.h"
 
-/* Where a program reports what its lanes produced; one entry per lane. */
+/* Where a program reports what its lanes produced: one entry per lane, in a round one per target
+ * row of each lane. */
 typedef struct {
     int32_t *tokens;
-    uint8_t *produced;     /* 0: the lane produced nothing */
+    uint8_t *produced;     /* 0: nothing was produced here */
     uint8_t *terminated;   /* the token is one of the row's stop tokens */
     int32_t *report_count; /* the row's top_logprobs; -1: no log-probabilities */
     float *logprobs;       /* of the token */
-    int32_t *top_ids;    /* [lanes][MAX_TOP] */
-    float *top_logprobs; /* [lanes][MAX_TOP] */
+    int32_t *top_ids;    /* [entries][MAX_TOP] */
+    float *top_logprobs; /* [entries][MAX_TOP] */
 } lane_outputs;
 
-/* Samples for request row `row` from logits row `logit_row`, updates the row's state and writes
- * lane `lane` of the outputs. */
-void sample_row(const model *m, int row, int logit_row, int lane, const lane_outputs *out);
+/* Samples for request row `row` from logits row `logit_row` in sampling workspace `space`, updates
+ * the row's state and writes one entry of the outputs. */
+void sample_row(const model *m, int row, int logit_row, int space, int entry,
+                const lane_outputs *out);
 
 /* Log-probability of `token` and of the `count` likeliest tokens of one logits row. */
 void report_logprobs(const float *logits, int token, int count, float *logprob, int32_t *top_ids,

@@ -18,6 +18,8 @@ from helios.scheduler import GraphDescriptor, GraphKind
 Array = npt.NDArray[Any]
 
 PREFILL_KINDS: Final = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+LOGITS: Final = "last_logits"
+"""The buffer with the raw logits that a program sampled from."""
 SAMPLING_FIELDS: Final = (
     ("temperature", "float32"),
     ("top_p", "float32"),
@@ -49,10 +51,36 @@ class BufferSpec:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+def is_round(graph: GraphDescriptor) -> bool:
+    """Whether a program verifies proposals; a speculative one of width one is a decode step."""
+    return graph.kind is GraphKind.SPECULATIVE and graph.token_capacity > 1
+
+
+def is_single_step(graph: GraphDescriptor) -> bool:
+    """Whether a program feeds the pending token of each row and samples one token."""
+    return graph.kind is GraphKind.DECODE or (
+        graph.kind is GraphKind.SPECULATIVE and graph.token_capacity == 1
+    )
+
+
 def buffer_specs(
-    graph: GraphDescriptor, *, vocabulary_size: int, pages_per_row: int
+    graph: GraphDescriptor,
+    *,
+    vocabulary_size: int,
+    pages_per_row: int,
+    keeps_logits: bool = True,
 ) -> tuple[BufferSpec, ...]:
-    """Return the input and output buffers of a program (B rows, C prompt tokens)."""
+    """Return the input and output buffers of a program (B rows, C prompt tokens, W target rows).
+
+    `keeps_logits` is False where all programs share the logits of one workspace.
+    """
+    specs = _all_specs(graph, vocabulary_size, pages_per_row)
+    return tuple(spec for spec in specs if keeps_logits or spec.name != LOGITS)
+
+
+def _all_specs(
+    graph: GraphDescriptor, vocabulary_size: int, pages_per_row: int
+) -> tuple[BufferSpec, ...]:
     rows = BufferSpec("rows", "input", (graph.batch_capacity,), "int32")
     if graph.kind is GraphKind.INITIALIZE:
         return (rows, *_initialize_inputs(graph.batch_capacity, pages_per_row))
@@ -63,8 +91,11 @@ def buffer_specs(
             BufferSpec("cached_tokens", "output", shape, "int32"),
             BufferSpec("output_count", "output", shape, "int32"),
         )
-    sampled = _sampled_outputs(graph.batch_capacity, vocabulary_size)
-    if graph.kind is GraphKind.DECODE:
+    if is_round(graph):
+        targets = (graph.batch_capacity, graph.token_capacity)
+        return (rows, *_round_inputs(graph), *_sampled_outputs(targets, vocabulary_size))
+    sampled = _sampled_outputs((graph.batch_capacity,), vocabulary_size)
+    if is_single_step(graph):
         return (rows, *sampled)
     prompt = _prompt_inputs(graph.token_capacity)
     if graph.kind is GraphKind.PREFILL:
@@ -112,14 +143,22 @@ def _score_buffers(capacity: int) -> tuple[BufferSpec, ...]:
     )
 
 
-def _sampled_outputs(batch: int, vocabulary_size: int) -> tuple[BufferSpec, ...]:
+def _round_inputs(graph: GraphDescriptor) -> tuple[BufferSpec, ...]:
     return (
-        BufferSpec("tokens", "output", (batch,), "int32"),
-        BufferSpec("produced", "output", (batch,), "uint8"),
-        BufferSpec("terminated", "output", (batch,), "uint8"),
-        BufferSpec("report_count", "output", (batch,), "int32"),
-        BufferSpec("logprobs", "output", (batch,), "float32"),
-        BufferSpec("top_ids", "output", (batch, MAX_TOP_LOGPROBS), "int32"),
-        BufferSpec("top_logprobs", "output", (batch, MAX_TOP_LOGPROBS), "float32"),
-        BufferSpec("last_logits", "output", (batch, vocabulary_size), "float32"),
+        BufferSpec("query_lengths", "input", (graph.batch_capacity,), "int32"),
+        BufferSpec("proposals", "input", (graph.batch_capacity, graph.proposal_depth), "int32"),
+    )
+
+
+def _sampled_outputs(rows: tuple[int, ...], vocabulary_size: int) -> tuple[BufferSpec, ...]:
+    """Return what sampling writes for each row of logits: B of them, or B lanes of W."""
+    return (
+        BufferSpec("tokens", "output", rows, "int32"),
+        BufferSpec("produced", "output", rows, "uint8"),
+        BufferSpec("terminated", "output", rows, "uint8"),
+        BufferSpec("report_count", "output", rows, "int32"),
+        BufferSpec("logprobs", "output", rows, "float32"),
+        BufferSpec("top_ids", "output", (*rows, MAX_TOP_LOGPROBS), "int32"),
+        BufferSpec("top_logprobs", "output", (*rows, MAX_TOP_LOGPROBS), "float32"),
+        BufferSpec(LOGITS, "output", (*rows, vocabulary_size), "float32"),
     )

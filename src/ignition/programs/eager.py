@@ -19,7 +19,7 @@ from helios.engine.ports import Frame, LaneOutput
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
-from ignition.programs.buffers import PREFILL_KINDS, allocate_buffers, buffer_specs
+from ignition.programs.buffers import PREFILL_KINDS, allocate_buffers, buffer_specs, is_round
 from ignition.programs.frames import (
     ReplayError,
     check_frame,
@@ -32,6 +32,7 @@ from ignition.programs.steps import (
     decode_step,
     initialize_step,
     prefill_step,
+    round_step,
     terminal_step,
 )
 from ignition.programs.tensors import StateTensors, scratch_pool, tensor_of
@@ -80,16 +81,17 @@ class EagerProgram:
 
     def replay(self) -> None:
         """Execute the step on what was loaded. Raises ReplayError and changes nothing when a
-        decode row has no page for its next token.
+        generating row has no page for what it is fed.
         """
         kind, state = self._descriptor.kind, self._model.context.state
         if kind is GraphKind.INITIALIZE:
             initialize_step(state, self._tensors)
         elif kind is GraphKind.TERMINAL:
             terminal_step(state, self._tensors)
-        elif kind is GraphKind.DECODE:
+        elif kind in (GraphKind.DECODE, GraphKind.SPECULATIVE):
             self._check_next_pages()
-            decode_step(
+            step = round_step if is_round(self._descriptor) else decode_step
+            step(
                 self._model.context,
                 self._tensors,
                 block_count=self._block_count(),
@@ -114,12 +116,24 @@ class EagerProgram:
         rows: npt.NDArray[np.int32] = self._buffers["rows"]
         return rows[rows >= 0]
 
+    def _reach(self) -> dict[int, int]:
+        """Return the tokens in the cache of every active row once its lane was fed."""
+        rows = self._buffers["rows"]
+        lengths = self._buffers.get("query_lengths", np.ones_like(rows))
+        cached = self._model.state.cached_tokens
+        return {
+            row: int(cached[row]) + length
+            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
+            if row >= 0
+        }
+
     def _check_next_pages(self) -> None:
         """Without this the token's keys would silently go to the scratch page."""
         state, page_size = self._model.state, self._model.pool.page_size_tokens
-        for row in self._active_rows().tolist():
-            page = int(state.cached_tokens[row]) // page_size
-            is_mapped = page < state.page_table.shape[1] and state.page_table[row, page] >= 0
+        for row, reach in self._reach().items():
+            pages = state.page_table[row, int(state.cached_tokens[row]) // page_size :]
+            wanted = -(-reach // page_size) - int(state.cached_tokens[row]) // page_size
+            is_mapped = len(pages) >= wanted and bool((pages[:wanted] >= 0).all())
             if not is_mapped and not state.finished[row]:
                 raise ReplayError(
                     f"{self._descriptor.name}: row {row} has no page for its next token"
@@ -127,11 +141,10 @@ class EagerProgram:
 
     def _block_count(self) -> int:
         """Blocks up to the longest context of the lanes; more would not change a bit."""
-        if self._descriptor.kind is GraphKind.DECODE:
-            cached = self._model.state.cached_tokens[self._active_rows()]
-            reach = int(cached.max(initial=0)) + 1
-        else:
+        if self._descriptor.kind in PREFILL_KINDS:
             reach = int(self._buffers["position"][0] + self._buffers["count"][0])
+        else:
+            reach = max(self._reach().values(), default=1)
         block_tokens = self._model.context.block_pages * self._model.pool.page_size_tokens
         return max(1, -(-reach // block_tokens))
 

@@ -23,7 +23,7 @@ from helios.engine.ports import (
 )
 from helios.scheduler import GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
-from ignition.programs.buffers import PREFILL_KINDS, SAMPLING_FIELDS
+from ignition.programs.buffers import PREFILL_KINDS, SAMPLING_FIELDS, is_round
 
 Buffers = Mapping[str, npt.NDArray[Any]]
 
@@ -52,6 +52,8 @@ def check_frame(
             _check_initialize(graph, lane, model, pool)
         elif graph.kind in PREFILL_KINDS:
             _check_prefill(graph, lane, model, pool)
+        elif is_round(graph):
+            _check_round(graph, lane, model)
 
 
 def _check_initialize(
@@ -93,6 +95,24 @@ def _check_prefill(
         )
 
 
+def _check_round(graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry) -> None:
+    length, proposals = lane.query_length, lane.copied_token_ids
+    if not 1 <= length <= graph.token_capacity:
+        raise FrameError(
+            f"{graph.name}: row {lane.row} has a query length of {length}, it must be 1 to "
+            f"{graph.token_capacity}"
+        )
+    if len(proposals) != length - 1:
+        raise FrameError(
+            f"{graph.name}: row {lane.row} has {len(proposals)} proposals, its query length of "
+            f"{length} takes {length - 1}"
+        )
+    if any(not 0 <= token < model.vocabulary_size for token in proposals):
+        raise FrameError(
+            f"{graph.name}: row {lane.row} has a proposal outside {model.vocabulary_size}"
+        )
+
+
 def check_pages(
     graph: GraphDescriptor, frame: Frame, page_table: npt.NDArray[np.int32], page_size: int
 ) -> None:
@@ -115,6 +135,8 @@ def load_frame(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
         if graph.kind is GraphKind.INITIALIZE:
             assert lane.sampling is not None
             _load_initialize(index, lane, lane.sampling, buffers)
+    if is_round(graph):
+        _load_round(frame, buffers)
     if graph.kind in PREFILL_KINDS:
         _load_prompt(graph, frame.lanes[0], buffers)
 
@@ -136,6 +158,15 @@ def _load_initialize(
     for entry, (token, value) in enumerate(sampling.logit_bias):
         buffers["bias_ids"][index, entry] = token
         buffers["bias_values"][index, entry] = value
+
+
+def _load_round(frame: Frame, buffers: Buffers) -> None:
+    lengths, proposals = buffers["query_lengths"], buffers["proposals"]
+    lengths[...] = 0
+    proposals[...] = 0
+    for index, lane in enumerate(frame.lanes):
+        lengths[index] = lane.query_length
+        proposals[index, : lane.query_length - 1] = lane.copied_token_ids
 
 
 def _load_prompt(graph: GraphDescriptor, lane: FrameLane, buffers: Buffers) -> None:
@@ -163,20 +194,40 @@ def _read_lane(graph: GraphDescriptor, index: int, lane: FrameLane, buffers: Buf
             cached_tokens=int(buffers["cached_tokens"][index]),
             output_tokens=int(buffers["output_count"][index]),
         )
+    if is_round(graph):
+        return _read_round(index, buffers)
     scores = _read_scores(lane, buffers) if graph.kind is GraphKind.SCORED_PREFILL else ()
     if not buffers["produced"][index]:
         return LaneOutput(prompt_logprobs=scores)
-    report = int(buffers["report_count"][index])
-    token_scores = TokenLogprobs(
-        logprob=float(buffers["logprobs"][index]),
-        top_ids=tuple(buffers["top_ids"][index, : max(report, 0)].tolist()),
-        top_logprobs=tuple(buffers["top_logprobs"][index, : max(report, 0)].tolist()),
-    )
+    token_scores = _read_report(index, buffers)
     return LaneOutput(
         tokens=(int(buffers["tokens"][index]),),
         terminated=bool(buffers["terminated"][index]),
-        logprobs=(token_scores,) if report >= 0 else (),
+        logprobs=() if token_scores is None else (token_scores,),
         prompt_logprobs=scores,
+    )
+
+
+def _read_round(index: int, buffers: Buffers) -> LaneOutput:
+    """Return the accepted prefix of a lane and the token behind it."""
+    count = int(buffers["produced"][index].sum())
+    reports = [_read_report((index, place), buffers) for place in range(count)]
+    return LaneOutput(
+        tokens=tuple(buffers["tokens"][index, :count].tolist()),
+        terminated=bool(count and buffers["terminated"][index, count - 1]),
+        logprobs=tuple(report for report in reports if report is not None),
+    )
+
+
+def _read_report(place: int | tuple[int, int], buffers: Buffers) -> TokenLogprobs | None:
+    """Return the log-probabilities of one sampled token; None when the row reports none."""
+    report = int(buffers["report_count"][place])
+    if report < 0:
+        return None
+    return TokenLogprobs(
+        logprob=float(buffers["logprobs"][place]),
+        top_ids=tuple(buffers["top_ids"][place][:report].tolist()),
+        top_logprobs=tuple(buffers["top_logprobs"][place][:report].tolist()),
     )
 
 

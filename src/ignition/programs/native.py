@@ -1,6 +1,6 @@
-"""Native programs: frames over the compiled library, for all five kinds.
+"""Native programs: frames over the compiled library.
 
-A replay of a prefill or decode program is one C call, made without the interpreter lock.
+A replay of a prefill, decode or speculative program is one C call, without the interpreter lock.
 INITIALIZE and TERMINAL move a few kilobytes between arrays and are NumPy.
 """
 
@@ -20,10 +20,12 @@ from helios.scheduler import Catalog, GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native.pack import MATRICES, VECTORS
 from ignition.programs.buffers import (
+    LOGITS,
     PREFILL_KINDS,
     SAMPLING_FIELDS,
     allocate_buffers,
     buffer_specs,
+    is_round,
 )
 from ignition.programs.frames import (
     ReplayError,
@@ -35,6 +37,7 @@ from ignition.programs.frames import (
 from ignition.programs.native_library import (
     LaneRecord,
     NativeLibraryError,
+    RoundRecord,
     ScoreRecord,
     is_float32,
     open_library,
@@ -44,8 +47,9 @@ from ignition.programs.native_library import (
 from ignition.state import ServingState
 
 Array = npt.NDArray[Any]
-_Record = TypeVar("_Record", LaneRecord, ScoreRecord)
+_Record = TypeVar("_Record", LaneRecord, RoundRecord, ScoreRecord)
 
+_GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 _KIND_NUMBERS: Final = {"q4": 0, "q8": 1, "f32": 2}
 _EMBEDDING: Final = len(MATRICES)
 _HEAD: Final = len(MATRICES) + 1
@@ -100,14 +104,16 @@ class NativeModel:
 
     def _create(self, threads: int, weight_bytes: int) -> int:
         graphs = self.catalog.graphs
-        tokens = max(graph.token_capacity for graph in graphs)
-        rows = max(graph.batch_capacity for graph in graphs)
+        tokens = max(graph.rows for graph in graphs)
+        lanes = max(graph.batch_capacity for graph in graphs)
+        head_rows = max(graph.rows for graph in graphs if graph.kind not in PREFILL_KINDS)
         cosines, sines = self._tables
         handle = self.library.ign_create(
             ctypes.byref(state_record(self.state)),
             threads,
             tokens,
-            rows,
+            head_rows,
+            lanes,
             weight_bytes,
             self.geometry.rms_epsilon,
             cosines.ctypes.data,
@@ -115,7 +121,7 @@ class NativeModel:
         )
         if not handle:
             raise NativeLibraryError(
-                f"no memory or threads for {threads} threads, {tokens} prompt tokens, {rows} rows"
+                f"no memory or threads for {threads} threads, {tokens} tokens, {lanes} lanes"
             )
         return int(handle)
 
@@ -223,15 +229,20 @@ class NativeProgram:
             descriptor,
             vocabulary_size=model.geometry.vocabulary_size,
             pages_per_row=model.pool.pages_per_row,
+            # They stay in the library's scratch memory, which all programs share.
+            keeps_logits=False,
         )
-        # The logits stay in the library's scratch memory, which all programs share.
-        specs = tuple(spec for spec in specs if spec.name != "last_logits")
         self._model = model
         self._descriptor = descriptor
         self._buffers = allocate_buffers(specs)
-        if descriptor.kind in (GraphKind.DECODE, *PREFILL_KINDS):
-            self._buffers["last_logits"] = model.logits(descriptor.batch_capacity)
+        if descriptor.kind in (*_GENERATING, *PREFILL_KINDS):
+            sampled = 1 if descriptor.kind in PREFILL_KINDS else descriptor.rows
+            self._buffers[LOGITS] = model.logits(sampled)
         self._lanes = _addresses(LaneRecord(), self._buffers)
+        self._round = _addresses(RoundRecord(), self._buffers)
+        self._round.lanes = descriptor.batch_capacity
+        self._round.width = descriptor.token_capacity
+        self._round.depth = descriptor.proposal_depth
         self._scores = _addresses(ScoreRecord(), self._buffers)
         self._following = np.full(descriptor.token_capacity, -1, np.int32)
 
@@ -260,15 +271,15 @@ class NativeProgram:
 
     def replay(self) -> None:
         """Execute the step on what was loaded. Raises ReplayError and changes nothing when a
-        decode row has no page for its next token.
+        generating row has no page for what it is fed.
         """
         match self._descriptor.kind:
             case GraphKind.INITIALIZE:
                 self._initialize()
             case GraphKind.TERMINAL:
                 self._terminate()
-            case GraphKind.DECODE:
-                self._decode()
+            case GraphKind.DECODE | GraphKind.SPECULATIVE:
+                self._generate()
             case GraphKind.PREFILL:
                 self._prefill()
             case GraphKind.SCORED_PREFILL:
@@ -302,12 +313,13 @@ class NativeProgram:
         for name in ("pending_token", "cached_tokens", "output_count", "finished"):
             getattr(state, name)[rows] = 0
 
-    def _decode(self) -> None:
-        rows = self._buffers["rows"]
-        model = self._model
-        lane = model.library.ign_decode(
-            model.handle, len(rows), rows.ctypes.data, ctypes.byref(self._lanes)
-        )
+    def _generate(self) -> None:
+        rows, model = self._buffers["rows"], self._model
+        handle, lanes = model.handle, ctypes.byref(self._lanes)
+        if is_round(self._descriptor):
+            lane = model.library.ign_round(handle, ctypes.byref(self._round), lanes)
+        else:
+            lane = model.library.ign_decode(handle, len(rows), rows.ctypes.data, lanes)
         if lane >= 0:
             raise ReplayError(
                 f"{self._descriptor.name}: row {rows[lane]} has no page for its next token"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.state import ServingState
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 _SHAPE_WORDS: Final = 10
 
 _STATE_ARRAYS: Final = (
@@ -70,6 +70,15 @@ class LaneRecord(ctypes.Structure):
             "top_ids",
             "top_logprobs",
         )
+    ]
+
+
+class RoundRecord(ctypes.Structure):
+    """C `round_inputs`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("lanes", "width", "depth")),
+        *((name, ctypes.c_void_p) for name in ("rows", "query_lengths", "proposals")),
     ]
 
 
@@ -144,7 +153,7 @@ def _check_shape(path: Path, words: list[int], geometry: ModelGeometry, pool: Po
 def _declare(library: ctypes.CDLL) -> None:
     pointer, int32 = ctypes.c_void_p, ctypes.c_int32
     library.ign_create.restype = pointer
-    sizes = (int32, int32, int32, ctypes.c_int64, ctypes.c_float)
+    sizes = (int32, int32, int32, int32, ctypes.c_int64, ctypes.c_float)
     library.ign_create.argtypes = (pointer, *sizes, pointer, pointer)
     library.ign_destroy.restype = None
     library.ign_destroy.argtypes = [pointer]
@@ -156,6 +165,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ign_tie_head.argtypes = [pointer]
     library.ign_decode.restype = int32
     library.ign_decode.argtypes = [pointer, int32, pointer, pointer]
+    library.ign_round.restype = int32
+    library.ign_round.argtypes = [pointer, pointer, pointer]
     library.ign_prefill.restype = None
     library.ign_prefill.argtypes = [pointer, int32, int32, int32, pointer, int32, pointer]
     library.ign_scored_prefill.restype = None

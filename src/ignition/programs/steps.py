@@ -1,4 +1,4 @@
-"""The five program kinds as PyTorch steps over static tensors (docs/design/programs.md section 2).
+"""The program kinds as PyTorch steps over static tensors (docs/design/programs.md section 2).
 
 A step is called directly by the eager programs and captured once by the CUDA programs, so it has
 fixed shapes, never looks at a value on the host, and passes constants as arguments of kernels
@@ -24,6 +24,17 @@ from ignition.sampling_torch import order_keys, token_of_key
 Tensors = Mapping[str, Tensor]
 
 _MOST_COUNTED: Final = 32_767
+_PER_ROW: Final = (
+    "tokens",
+    "produced",
+    "terminated",
+    "report_count",
+    "logprobs",
+    "top_ids",
+    "top_logprobs",
+    "last_logits",
+)
+"""Outputs with one entry per target row."""
 _SCORE_ROWS: Final = 64
 """Rows whose logits exist at one time in scored prefill; bounds its workspace."""
 
@@ -101,6 +112,76 @@ def decode_step(
         hidden=hidden,
         with_logprobs=with_logprobs,
     )
+
+
+@torch.inference_mode()
+def round_step(
+    context: StepContext, buffers: Tensors, *, block_count: int, with_logprobs: bool
+) -> None:
+    """Verify the proposals behind the pending token of B rows, commit what is accepted (2.6)."""
+    state, width = context.state, buffers["tokens"].shape[1]
+    requested = state.rows_or_scratch(buffers["rows"])
+    is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
+    rows = requested.masked_fill(~is_live, state.scratch_row)
+    lengths = buffers["query_lengths"].masked_fill(~is_live, 0)[:, None]
+    first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
+    first = first.masked_fill(~is_live, 0)
+
+    pending = state.rows["pending_token"].index_select(0, rows)[:, None]
+    fed = torch.cat([pending, buffers["proposals"][:, : width - 1]], dim=1).to(torch.int64)
+    index = torch.arange(width, device=fed.device)
+    is_used = index < lengths
+    # Every target row is a lane of its own, so its bits are those of a decode step: products of
+    # attention with another number of queries would round otherwise. A layer appends the keys of
+    # all rows before any of them attends.
+    hidden = _run_decoder(
+        context,
+        rows=rows.repeat_interleave(width),
+        tokens=fed.masked_fill(~is_used, 0).view(-1, 1),
+        positions=(first[:, None] + index).masked_fill(~is_used, 0).view(-1, 1),
+        is_used=is_used.view(-1, 1),
+        block_count=block_count,
+    )
+    logits = context.decoder.logits(hidden).view(*fed.shape, -1)
+    accept_proposals(
+        context, buffers, rows=rows, is_live=is_live, lengths=lengths[:, 0], logits=logits
+    )
+    produced = buffers["produced"].sum(dim=1)
+    end = torch.where(is_live, first + produced, 0).to(torch.int32)
+    state.rows["cached_tokens"].index_copy_(0, rows, end)
+    if with_logprobs:
+        for place in range(width):
+            _report_into(_place(buffers, place), logits[:, place])
+
+
+def accept_proposals(
+    context: StepContext,
+    buffers: Tensors,
+    *,
+    rows: Tensor,
+    is_live: Tensor,
+    lengths: Tensor,
+    logits: Tensor,
+) -> None:
+    """Draw row after row from the target's own distribution until a draw differs (3.6)."""
+    proposals, width = buffers["proposals"], buffers["tokens"].shape[1]
+    is_open = is_live
+    for place in range(width):
+        open_rows = rows.masked_fill(~is_open, context.state.scratch_row)
+        tokens, is_stop = _commit_row(
+            context,
+            _place(buffers, place),
+            rows=open_rows,
+            is_live=is_open,
+            logits=logits[:, place],
+        )
+        if place + 1 < width:
+            is_open = is_open & ~is_stop & (place + 1 < lengths) & (proposals[:, place] == tokens)
+
+
+def _place(buffers: Tensors, place: int) -> dict[str, Tensor]:
+    """Return views of one target row's outputs of every lane."""
+    return {name: buffers[name][:, place] for name in _PER_ROW}
 
 
 @torch.inference_mode()
@@ -199,9 +280,20 @@ def _sample_and_commit(
 ) -> None:
     """Sample one token per row (section 3) and commit it; idle rows commit to the scratch row."""
     logits = context.decoder.logits(hidden)
+    _commit_row(context, buffers, rows=rows, is_live=is_live, logits=logits)
+    if with_logprobs:
+        _report_into(buffers, logits)
+
+
+def _commit_row(
+    context: StepContext, buffers: Tensors, *, rows: Tensor, is_live: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sample and commit one token per row of logits [B, V]; return tokens and which of them stop.
+
+    `buffers` have one entry per lane.
+    """
     tokens = context.sampler(logits, rows)
     state = context.state.rows
-
     state["pending_token"].index_copy_(0, rows, tokens.to(torch.int32))
     counted = state["output_counts"][rows, tokens].clamp(max=_MOST_COUNTED - 1) + 1
     state["output_counts"].index_put_((rows, tokens), counted)
@@ -216,11 +308,14 @@ def _sample_and_commit(
     buffers["produced"].copy_(is_live)
     buffers["terminated"].copy_(is_stop)
     buffers["report_count"].copy_(state["top_logprobs"].index_select(0, rows))
-    if with_logprobs:
-        chosen, top_ids, top = _report(logits, tokens)
-        buffers["logprobs"].copy_(chosen)
-        buffers["top_ids"].copy_(top_ids)
-        buffers["top_logprobs"].copy_(top)
+    return tokens, is_stop
+
+
+def _report_into(buffers: Tensors, logits: Tensor) -> None:
+    chosen, top_ids, top = _report(logits, buffers["tokens"].to(torch.int64))
+    buffers["logprobs"].copy_(chosen)
+    buffers["top_ids"].copy_(top_ids)
+    buffers["top_logprobs"].copy_(top)
 
 
 def _score_prompt(context: StepContext, buffers: Tensors, hidden: Tensor) -> None:

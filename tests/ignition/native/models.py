@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helios.scheduler import Catalog
 from ignition.checkpoint import BlockQuantized, Checkpoint
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native.build import Precision, Variant, build_library
@@ -96,13 +97,14 @@ def native_driver(
     precision: Precision = "int8",
     variant: Variant = "avx2",
     threads: int = 1,
+    catalog: Catalog | None = None,
 ) -> Driver:
     checkpoint = checkpoint_for(family)
     dtype = np.float32 if precision == "fp32" else np.float16
     model = NativeModel(
         geometry=checkpoint.geometry,
         pool=POOL,
-        catalog=catalog_of(),
+        catalog=catalog or catalog_of(),
         arrays=_packed(family, precision),
         library=library_for(checkpoint.geometry, precision, variant),
         state=ServingState.allocate(checkpoint.geometry, POOL, dtype),
