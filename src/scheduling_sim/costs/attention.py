@@ -13,6 +13,10 @@ The tables know at most one prompt chunk (`chunk` tokens behind `kv_prefill` cac
   rows share one tile of queries, so the cache is read once whatever the width, and the kernel is
   the one of variable lengths that mixed steps were measured with. The longest such lane stands in
   the chunk's place where the step has no prompt.
+* A mixed step whose contexts reach beyond the grid goes on along the ray on which both shrink
+  together: attention is linear in keys when all contexts grow alike. Axis by axis it is not, for
+  the kernel hides the shorter of the two walks behind the longer one; two lines extended from there
+  would say that a step with 100k cached tokens costs less than one with 10k, or nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +47,10 @@ class Skew:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionGrid:
-    """Measured times in us of one layer; lookups interpolate linearly on every axis."""
+    """Measured times in us of one layer; lookups interpolate linearly on every axis.
+
+    Beyond its ends each axis goes on by itself, but for the two contexts of a mixed step.
+    """
 
     chunk: tuple[int, ...]
     kv_prefill: tuple[int, ...]
@@ -110,7 +117,16 @@ class AttentionGrid:
             return self.chunk_us(chunk, cached) + self.decode_us(lanes, mean, longest) - launch
         alpha = line(self.skew.lanes, self.skew.mixed, lanes) if longest > mean else 0.0
         context = mean + min(1.0, max(0.0, alpha)) * (longest - mean)
-        return self._four(chunk, cached, lanes, context)
+        least, most = self.kv_prefill[0], self.kv_prefill[-1]
+        least_beside, most_beside = self.kv_decode[0], self.kv_decode[-1]
+        walk, beside = cached - least, max(0.0, context - least_beside)
+        scale = max(walk / (most - least), beside / (most_beside - least_beside))
+        if scale <= 1.0:
+            return self._four(chunk, cached, lanes, context)
+        walk, beside = walk / scale, beside / scale
+        edge = self._four(chunk, least + walk, lanes, least_beside + beside)
+        half = self._four(chunk, least + walk / 2, lanes, least_beside + beside / 2)
+        return edge + 2 * (scale - 1.0) * max(0.0, edge - half)
 
     def _four(self, chunk: float, cached: float, lanes: int, context: float) -> float:
         width = len(self.kv_decode)

@@ -171,3 +171,23 @@ def test_skew_is_the_share_between_mean_and_longest(tmp_path: Path) -> None:
     (tmp_path / "skew.csv").write_text(header + "\n".join(rows) + "\n")
     skew = fit_skew(tmp_path / "skew.csv")
     assert (skew.lanes, skew.pure, skew.mixed) == ((2, 8), (0.2, 0.2), (0.9, 0.0))
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_more_keys_never_make_a_mixed_step_faster_beyond_the_measured_contexts(name: str) -> None:
+    """Both contexts outside the grid: each extended by its own last segment gave 0 ms.
+
+    Few lanes only: beside tens of lanes of 16k the measured times themselves fall by 40 % from one
+    prompt context to the next, where the kernel changes its split.
+    """
+    grid = load_shipped(name).attention
+    last = grid.kv_prefill[-1]
+    rises = (1.0, 1.3, 2.0, 2.6, 4.0, 6.4)
+    for chunk, lanes in itertools.product((16, 64, 512, 2048), (1, 3, 7)):
+        for other in (last // 4, last, 2 * last, 4 * last):
+            cached = [grid.mixed_us(chunk, last * r, lanes, other, other) for r in rises]
+            beside = [grid.mixed_us(chunk, other, lanes, last * r, last * r) for r in rises]
+            for times in (cached, beside):
+                assert all(b > 0.9 * a for a, b in itertools.pairwise(times)), (chunk, lanes)
+            alone = [grid.chunk_us(chunk, last * r) for r in rises]
+            assert all(t > 0.9 * a for t, a in zip(cached, alone, strict=True)), (chunk, lanes)
