@@ -84,7 +84,7 @@ def test_presets_differ_from_the_table_in_their_named_fields_only() -> None:
         return {name: value for name, value in pairs.items() if value != getattr(table, name)}
 
     assert changed(balanced) == {
-        "prefill_balance": 8.0,
+        "prefill_balance": 6.0,
         "arrival_shares": 1.0,
         "decode_age_price": 2.0,
     }

@@ -62,6 +62,7 @@ def decide(model: ModelledCatalog, situation: Situation) -> tuple[str, tuple[int
     view = View(Shapes(model.catalog), durations, situation.policy, 0)
     for order, lane in enumerate(situation.lanes):
         _place(view, order, lane)
+    view.prompt_class = view.prompt_class._replace(price=situation.class_price)
     reference = situation.reference_ms(GraphKind.DECODE) or 0.0
     view.delivery_prices = [reference if p is None else p for p in view.delivery_prices]
     decision = Decision(view)
@@ -95,6 +96,8 @@ def _place(view: View, order: int, lane: Lane) -> None:
         group = view.prefilling if lane.state == "prompt" else view.initializing
         group.append(request)
         view.prompt_prices[request] = lane.token_price
+        rates = {**view.prompt_class.rates, request: lane.machine_rate}
+        view.prompt_class = view.prompt_class._replace(rates=rates)
 
 
 def check(model: ModelledCatalog, situation: Situation, tolerance: float = 1e-12) -> Candidate:
@@ -176,6 +179,7 @@ lane_strategy = st.builds(
     outputs_left=st.integers(1, 3),
     scored=st.sampled_from([False, False, True]),
     last_used=st.integers(-1, 9),
+    machine_rate=st.none() | st.floats(0.01, 100.0),
 )
 policy_strategy = st.builds(
     PolicyConfig,
@@ -194,15 +198,20 @@ policy_strategy = st.builds(
     policy_strategy,
     st.sets(st.sampled_from(sorted(LARGER.duration_ns)), max_size=4),
     st.lists(st.floats(0.05, 50.0), min_size=11, max_size=11),
+    st.floats(0.0, 100.0),
 )
 def test_random_situations(
-    lanes: list[Lane], policy: PolicyConfig, unknown: set[str], durations_ms: list[float]
+    lanes: list[Lane],
+    policy: PolicyConfig,
+    unknown: set[str],
+    durations_ms: list[float],
+    class_price: float,
 ) -> None:
     """Random prices, ages, weights and durations, unknown programs among them (11.3)."""
     names = sorted(LARGER.duration_ns)
     model = modelled(dict(zip(names, durations_ms, strict=True)))
     numbered = tuple(dataclasses.replace(lane, name=i) for i, lane in enumerate(lanes))
-    situation = Situation(numbered, graphs_of(model, tuple(sorted(unknown))), policy)
+    situation = Situation(numbered, graphs_of(model, tuple(sorted(unknown))), policy, class_price)
     check(model, situation, tolerance=1e-9)
 
 

@@ -26,15 +26,15 @@ BETA, F, G, C = (
 
 @pytest.mark.parametrize(
     ("balance", "decoders", "prompts", "weight"),
-    [(0.0, 4, 1, 1.0), (1.5, 0, 2, 1.0), (1.5, 4, 1, 6.0), (1.5, 2, 2, 1.5), (0.5, 1, 2, 1.0)],
+    [(0.0, 4, 1, 0.0), (1.5, 0, 2, 0.0), (1.5, 4, 1, 6.0), (1.5, 2, 2, 3.0), (0.5, 1, 2, 0.5)],
 )
 def test_prompts_weigh_as_a_class(
     balance: float, decoders: int, prompts: int, weight: float
 ) -> None:
-    """All prompts together weigh `prefill_balance` times all decoders (decision 0005).
+    """All prompts together weigh `prefill_balance` times all decoders (decisions 0005 and 0019).
 
-    A prompt's own weight is never reduced, and decoders keep theirs. Their weight counts the
-    decoders, so their arrival does not count them again (decision 0015).
+    A prompt keeps its own price beside that, and decoders keep theirs. The class weight counts the
+    decoders, so the arrival of a prompt does not count them again (decision 0015).
     """
     streams = [f"s{index}" for index in range(decoders)]
     world = measured_world(rows=8, prefills=(64,), policy=PolicyConfig(prefill_balance=balance))
@@ -44,7 +44,8 @@ def test_prompts_weigh_as_a_class(
     scores = scores_of(world)
     counted = prompts if balance else decoders + prompts
     price = POLICY.arrival_shares * counted * 4.0 / 64.0
-    expected = 64 + BETA + 65 * F * weight * price
+    class_price = POLICY.arrival_shares * 4.0 / 64.0
+    expected = 64 + BETA + 65 * F * (price + weight * class_price)
     assert scores["initialize-b1"].service_value == pytest.approx(expected)
 
 
@@ -66,9 +67,9 @@ def test_policy_defaults() -> None:
 
 
 def test_balanced_preset_weighs_prompts_as_a_class() -> None:
-    """The server's preset departs from the table in three fields (decisions 0005 and 0015)."""
+    """The server's preset departs from the table in three fields (decisions 0005, 0015, 0019)."""
     expected = dataclasses.replace(
-        POLICY, prefill_balance=8.0, arrival_shares=1.0, decode_age_price=2.0
+        POLICY, prefill_balance=6.0, arrival_shares=1.0, decode_age_price=2.0
     )
     assert PolicyConfig.balanced() == expected
 

@@ -9,6 +9,7 @@ import pytest
 
 from helios.scheduler import PolicyConfig, RequestHandle, RequestSpec
 from helios.scheduler.policy import Decision
+from helios.scheduler.prompt_class import ClassClaim
 from helios.scheduler.requests import Request
 from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import (
@@ -16,7 +17,7 @@ from helios.scheduler.utility import (
     Prompt,
     Shapes,
     View,
-    prefill_weight,
+    class_weight,
     prompt_lane,
     prompts_of,
     units_of,
@@ -69,15 +70,17 @@ def test_padding_earns_nothing_and_the_last_chunk_earns_one_output() -> None:
 
 @pytest.mark.parametrize(
     ("balance", "decoders", "prompts", "weight"),
-    [(0.0, 8, 1, 1.0), (1.5, 8, 1, 12.0), (1.5, 8, 4, 3.0), (1.5, 1, 4, 1.0), (1.5, 8, 0, 1.0)],
+    [(0.0, 8, 1, 0.0), (1.5, 8, 1, 12.0), (1.5, 8, 4, 12.0), (1.5, 0, 4, 0.0), (1.5, 8, 0, 0.0)],
 )
 def test_prompts_weigh_as_a_class(
     balance: float, decoders: int, prompts: int, weight: float
 ) -> None:
-    """max(1, b*K/n) while a prompt is consumed (decision 0005)."""
+    """b*K times their mean weight, however many they are (decision 0019)."""
     view = view_of([1.0] * decoders, policy=PolicyConfig(prefill_balance=balance))
-    view.prefilling = view.decoders[:1] * prompts
-    assert prefill_weight(view) == weight
+    spec = RequestSpec(prompt_tokens=8, max_output_tokens=8)
+    view.prefilling = [Request(RequestHandle(9, n), spec, 9, 0) for n in range(prompts)]
+    view.prompt_class = ClassClaim(1.0, dict.fromkeys(view.prefilling, 4.0))
+    assert class_weight(view) == weight
 
 
 def test_the_scale_is_one_for_every_sane_decision() -> None:
@@ -113,6 +116,7 @@ def test_the_weight_of_a_phase_does_not_make_a_weight_infinite() -> None:
     spec = RequestSpec(prompt_tokens=8, max_output_tokens=8)
     prompt = Request(RequestHandle(1, 0), spec, 1, 0)
     view.prefilling, view.prompt_prices = [prompt], {prompt: 1e120}
+    view.prompt_class = ClassClaim(1e120, {prompt: 1e-30})
     units = units_of(view)
     assert math.isfinite(units.log_scale)
     (priced,) = prompts_of(view, units, [prompt])

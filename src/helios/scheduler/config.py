@@ -79,7 +79,7 @@ class PolicyConfig:
 
     prefill_balance: float = 0.0
     """Token weight of all prompts together, in multiples of that of all decoders; 0 leaves every
-    prompt the weight of one request (decision 0005)."""
+    prompt to its own price alone (decisions 0005 and 0019)."""
 
     adaptive_verification_alpha: float = 1.0
     """Exponent on prefix-survival estimates in selection scores of speculative rounds."""
@@ -105,7 +105,7 @@ class PolicyConfig:
 
         The bare constructor keeps the design's table to the letter (decisions 0005 and 0015).
         """
-        return cls(prefill_balance=8.0, arrival_shares=1.0, decode_age_price=2.0)
+        return cls(prefill_balance=6.0, arrival_shares=1.0, decode_age_price=2.0)
 
     @classmethod
     def throughput(cls) -> PolicyConfig:

@@ -44,7 +44,7 @@ def plan(state: State) -> ScheduledPlan | None:
             prompt: standing.prompt_entries(costs, prompt) for prompt in standing.prefilling
         }
     running = window.frames[0] if window.frames else None
-    decision = Decision(projected_view(view, standing, running))
+    decision = Decision(projected_view(view, standing, running, state.class_price))
     ages = costs.ages_at(now_ns)
     winner = decision.winner
     if winner is None:

@@ -20,6 +20,7 @@ from helios.scheduler.errors import FenceError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.paging import begin_retirement
 from helios.scheduler.plan import ScheduledStep
+from helios.scheduler.prompt_class import class_flow
 from helios.scheduler.records import (
     CompletionRecord,
     ExecutionCount,
@@ -147,6 +148,9 @@ def _account(state: State, frame: Frame, timing: ExecutionTiming, outcome: Outco
     adaptation_ms = state.policy.adaptation_ms
     if interval_ms > 0.0:
         settle(frame.shares, outcome.served, interval_ms, adaptation_ms, frame.pools)
+        if frame.class_rates is not None and state.class_price is not None:
+            flow = class_flow(frame.class_rates, outcome.served, interval_ms, adaptation_ms)
+            state.class_price = flow.apply(state.class_price)
     if state.keeps_rows and frame.plan.graph.kind in GENERATING_KINDS:
         steps = zip(frame.plan.steps, frame.requests, strict=True)
         served = outcome.prices_before

@@ -20,7 +20,7 @@ from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.roster import Roster, roster_of
 from helios.scheduler.rounds import yields_of
-from helios.scheduler.service import arrival_price
+from helios.scheduler.service import arrival_price, clamped
 from helios.scheduler.tenants import Account
 from helios.scheduler.utility import (
     Estimates,
@@ -193,12 +193,6 @@ class Standing:
         """Accounts with active streams; a tenant counts once."""
         surplus = sum([max(0, len(t.decoders) - 1) for t in self.tenancies.values()])
         return len(self.streams) - surplus
-
-    @property
-    def prompt_accounts(self) -> int:
-        """Accounts with prompts left to consume; a tenant counts once."""
-        surplus = sum([max(0, len(t.prompts) - 1) for t in self.tenancies.values()])
-        return len(self.machine_rates) - surplus
 
     @property
     def participants(self) -> int:
@@ -376,6 +370,14 @@ class Standing:
             tenancy = self.tenancies[request.account]
             arrival /= self.claimants(tenancy.newcomers)
         return arrival if price is None else max(price, arrival)
+
+    def class_start(self, policy: PolicyConfig) -> float:
+        """Return what prompts stand at together when they begin to be a class.
+
+        As if they had been receiving `1 / arrival_shares` of the machine, times the tokens of a
+        burst as for one newcomer (decision 0014).
+        """
+        return clamped(policy.arrival_shares * self.burst_tokens)
 
     def decoder_price(self, request: Request, shares: float) -> float | None:
         """Return the token price of a decoder; None while no rate could make it physical."""

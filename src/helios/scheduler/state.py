@@ -33,6 +33,7 @@ class State:
 
     __slots__ = (
         "catalog",
+        "class_price",
         "commits",
         "costs",
         "decision",
@@ -88,6 +89,8 @@ class State:
         """Most prompt tokens that one frame consumes."""
         self.widest_lane = int(self.shapes.geometry.generating.width.max())
         """Most target rows of one lane in this decode mode."""
+        self.class_price: float | None = None
+        """What prompts stand at together (prompt_class.py); None after a frame without any."""
         self.growth_pages = 0
         """Pages that residents need for their next step; newcomers leave them alone."""
         self.preemptions = 0

@@ -19,6 +19,7 @@ from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.config import PolicyConfig, SpeculationConfig
 from helios.scheduler.forecast import ForecastTable
 from helios.scheduler.geometry import Geometry, Integers
+from helios.scheduler.prompt_class import NO_CLAIM, ClassClaim
 from helios.scheduler.requests import Request
 from helios.scheduler.roster import Roster
 from helios.scheduler.service import machine_rate, reference_interval_ms
@@ -109,7 +110,7 @@ class View:
         "known_interval",
         "policy",
         "prefilling",
-        "prompt_accounts",
+        "prompt_class",
         "prompt_costs",
         "prompt_prices",
         "roster",
@@ -159,8 +160,6 @@ class View:
         """What multiplies the delivery and age coefficients of each decoder; None: all are one."""
         self.decoder_accounts: int | None = None
         """Accounts of the decoders, a tenant counted once; None: as many as decoders."""
-        self.prompt_accounts: int | None = None
-        """Accounts with prompts left to consume; None: as many as prompts."""
         self.blocked: list[Request] = []
         """Decoders that need a prerequisite first; their prices and ages follow in their order."""
         self.blocked_token_prices: list[float] = []
@@ -172,6 +171,8 @@ class View:
         self.initializing: list[Request] = []
         self.prompt_prices: dict[Request, float] = {}
         """Token prices of the prefilling and the initializing requests."""
+        self.prompt_class: ClassClaim = NO_CLAIM
+        """What they claim together."""
         self.terminals: list[Request] = []
         self.terminal_ages_ms: list[float] = []
 
@@ -389,7 +390,6 @@ def _log_scale(view: View) -> tuple[float, bool]:
     for group in (others, view.blocked, view.prefilling, view.initializing):
         if group:
             weight = max(weight, *[request.weight for request in group])
-    weight = phase_weighted(weight, prefill_weight(view))
     token = _largest(view.token_prices, view.blocked_token_prices, view.prompt_prices.values())
     delivery = _largest(view.delivery_prices, view.blocked_delivery_prices)
     # An age credit is at most c * sigma * (A + L), and sigma is at most 64 durations.
@@ -399,6 +399,7 @@ def _log_scale(view: View) -> tuple[float, bool]:
     products = (
         (policy.output_token_value, 1.0, 1.0),
         (policy.token_fairness, weight, token),
+        (policy.token_fairness, class_weight(view), _class_token_price(view)),
         (policy.delivery_fairness, weight, delivery),
         (policy.decode_age_price, longest_ms, age_ms),
         (policy.terminal_value, 1.0, 1.0),
@@ -408,6 +409,12 @@ def _log_scale(view: View) -> tuple[float, bool]:
         return 0.0, True
     peak = max(_log(a) + _log(b) + _log(c) for a, b, c in products)
     return min(0.0, LOG_LIMIT - peak), False
+
+
+def _class_token_price(view: View) -> float:
+    """Return the largest token price that the class gives any prompt."""
+    rates = [rate for rate in view.prompt_class.rates.values() if rate is not None]
+    return view.prompt_class.price / min(rates) if rates else 0.0
 
 
 def _largest(*groups: Collection[float]) -> float:
@@ -462,35 +469,32 @@ class Prompt(NamedTuple):
     """Of the output token that the prompt's end produces; zero when none is wanted."""
 
 
-def prefill_weight(view: View) -> float:
-    """Return what multiplies a request's token weight while its prompt is consumed; at least 1.
+def class_weight(view: View) -> float:
+    """Return the weight of all prompts together, zero where they are no class (decision 0019).
 
-    A prompt of weight 1 among K decoders gets a share of 1/(K + 1), so its first token waits K
-    times longer than on an idle machine. Weighing prompts as a class bounds that by a constant. A
-    tenant's decoders have one token coordinate, and so have its prompts: both are counted once.
+    It is `prefill_balance` times the accounts with active streams, times the mean weight of the
+    prompts. A prompt alone among K streams gets a share of 1/(K + 1), so its first token waits K
+    times longer than on an idle machine; the class bounds that by a constant.
     """
-    prompts, decoders = view.prompt_accounts, view.decoder_accounts
-    if prompts is None:
-        prompts = len(view.prefilling) + len(view.initializing)
-    if not prompts:
-        return 1.0
+    prompts = len(view.prefilling) + len(view.initializing)
+    if not prompts or not view.prompt_class.rates:
+        return 0.0
+    decoders = view.decoder_accounts
     if decoders is None:
         decoders = len(view.decoders) + len(view.blocked)
-    return max(1.0, view.policy.prefill_balance * decoders / prompts)
-
-
-def phase_weighted(weight: float, phase_weight: float) -> float:
-    """Return a request's weight times that of its phase; absurd ones do not become infinite."""
-    return min(weight * phase_weight, sys.float_info.max)
+    total = sum([r.weight for r in view.prefilling]) + sum([r.weight for r in view.initializing])
+    return min(view.policy.prefill_balance * decoders * (total / prompts), sys.float_info.max)
 
 
 def prompts_of(view: View, units: Units, requests: list[Request]) -> list[Prompt]:
     """Price the prompts of `requests`; a finishing prompt earns no delivery."""
     prompts = []
-    phase_weight = prefill_weight(view)
+    weight, (class_price, rates) = class_weight(view), view.prompt_class
     for request in requests:
-        weight = phase_weighted(request.weight, phase_weight)
-        token = units.priced(units.token_fairness, weight, view.prompt_prices[request])
+        token = units.priced(units.token_fairness, request.weight, view.prompt_prices[request])
+        rate = rates.get(request)
+        if rate is not None and weight > 0.0:
+            token += units.priced(units.token_fairness, weight, class_price / rate)
         output = units.output_token + token if request.max_output else 0.0
         prompts.append(
             Prompt(request, request.remaining_prompt, units.prompt_token + token, output)

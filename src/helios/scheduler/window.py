@@ -11,11 +11,12 @@ with validated completions and publications alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from helios.scheduler.accounting import Pool, Share
 from helios.scheduler.plan import ScheduledPlan
+from helios.scheduler.prompt_class import ClassClaim, class_flow
 from helios.scheduler.requests import Request
 from helios.scheduler.service import Flow, flow_over, lane_flows
 from helios.scheduler.standing import Standing
@@ -32,6 +33,7 @@ class Frame:
     __slots__ = (
         "advances",
         "ceilings",
+        "class_rates",
         "committed_ns",
         "expected_end_ns",
         "extendable",
@@ -56,6 +58,7 @@ class Frame:
         queued: bool,
         extendable: bool,
         pools: tuple[Pool, ...] = (),
+        class_rates: Mapping[Request, float | None] | None = None,
     ) -> None:
         self.fence = fence
         self.plan = plan
@@ -70,6 +73,8 @@ class Frame:
         """Its participants: those present at commit, selected or not."""
         self.pools = pools
         """The tenants among them."""
+        self.class_rates = class_rates
+        """Machine rates of the prompts among them; None where they have no price as a class."""
         self.committed_ns = committed_ns
         self.expected_end_ns = expected_end_ns
         self.queued = queued
@@ -126,6 +131,8 @@ class Outlook(NamedTuple):
     prompts: dict[Request, Flow]
     accounts: dict[Account, Flow]
     """Of the tenants that take part, by the service of all their lanes together."""
+    prompt_class: Flow | None = None
+    """Of the class price; None where the frame leaves it alone."""
 
 
 _STILL = Flow(1.0, 0.0)
@@ -158,6 +165,7 @@ def outlook_of(frame: Frame, start_ns: int, adaptation_ms: float) -> Outlook:
             for request in share.requests
         },
         _pooled(frame, tokens, flow) if frame.pools else {},
+        _class_flow(frame, tokens, duration_ms, adaptation_ms) if frame.class_rates else None,
     )
 
 
@@ -168,8 +176,25 @@ def _pooled(
     return {pool.account: flow(pool.total(expected), pool.token_rate) for pool in frame.pools}
 
 
-def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
-    """Fill the view with requests, prices and ages as expected after `frame`, if one is running."""
+def _class_flow(
+    frame: Frame, tokens: Sequence[float], duration_ms: float, adaptation_ms: float
+) -> Flow | None:
+    if frame.class_rates is None or duration_ms <= 0.0:
+        return None
+    served = {
+        request: step.prompt_tokens + expected
+        for request, step, expected in zip(frame.requests, frame.plan.steps, tokens, strict=True)
+    }
+    return class_flow(frame.class_rates, served, duration_ms, adaptation_ms)
+
+
+def projected_view(
+    view: View, standing: Standing, frame: Frame | None, class_price: float | None = None
+) -> View:
+    """Fill the view with requests, prices and ages as expected after `frame`, if one is running.
+
+    `class_price` is what prompts stand at together; None before any frame had them.
+    """
     view.decoders, view.terminals = standing.decoders, standing.terminals
     view.prefilling, view.initializing = standing.prefilling, standing.initializing
     view.blocked = standing.blocked
@@ -182,12 +207,13 @@ def projected_view(view: View, standing: Standing, frame: Frame | None) -> View:
         ready = len(standing.decoders)
         view.stream_shares, view.blocked_shares = shares[:ready], shares[ready:]
     view.decoder_accounts = standing.decoder_accounts
-    view.prompt_accounts = standing.prompt_accounts
     outlook = _NOTHING_RUNS
     if frame is not None:
         outlook = outlook_of(frame, start_ns, view.policy.adaptation_ms)
     if standing.machine_rates:
         _project_prompts(view, standing, outlook)
+        if view.policy.weighs_prompts_as_class:
+            _project_class(view, standing, outlook, class_price)
     if standing.blocked or standing.tenancies:
         _project_streams(view, standing, outlook)
     else:
@@ -206,6 +232,17 @@ def _project_prompts(view: View, standing: Standing, outlook: Outlook) -> None:
         if account.is_shared and machine is not None and price is not None:
             price = max(price, _floor_of(view, standing, request, machine))
         view.prompt_prices[request] = 0.0 if price is None else price
+
+
+def _project_class(
+    view: View, standing: Standing, outlook: Outlook, class_price: float | None
+) -> None:
+    price, flow = class_price, outlook.prompt_class
+    if price is not None and flow is not None:
+        price = flow.apply(price)
+    view.prompt_class = ClassClaim(
+        standing.class_start(view.policy) if price is None else price, standing.machine_rates
+    )
 
 
 def _floor_of(view: View, standing: Standing, request: Request, machine: float) -> float:

@@ -39,6 +39,8 @@ class Lane:
     """Rises with every frame; smaller means less recently used."""
     tenant: str = ""
     """Whose token coordinate it shares; the empty string for one of its own."""
+    machine_rate: float | None = None
+    """Of a prompt: tokens/ms that the whole machine could consume of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Situation:
     lanes: tuple[Lane, ...]
     graphs: tuple[Graph, ...]
     policy: PolicyConfig
+    class_price: float = 0.0
+    """ms of time per ms of machine time that all prompts together receive."""
 
     def accounts(self, *states: str) -> int:
         """How many accounts have a lane in one of these states; a tenant counts once."""
@@ -101,12 +105,11 @@ class Situation:
         return decoders * policy.decode_age_price + terminals * policy.terminal_age_price
 
     @property
-    def prompt_weight(self) -> float:
-        """What all prompts together weigh, in accounts, shared by them; at least their own."""
-        decoders, prompts = self.accounts("decode"), self.accounts(*PROMPT_STATES)
-        if not prompts:
-            return 1.0
-        return max(1.0, self.policy.prefill_balance * decoders / prompts)
+    def class_weight(self) -> float:
+        """What all prompts together weigh: so many times the decoders, of their own mean weight."""
+        weights = [lane.weight for lane in self.lanes if lane.state in PROMPT_STATES]
+        mean = sum(weights) / len(weights) if weights else 0.0
+        return self.policy.prefill_balance * self.accounts("decode") * mean
 
     def reference_ms(self, kind: GraphKind) -> float | None:
         """Sigma of the decode or terminal family; None while none of its graphs is measured."""
@@ -123,8 +126,10 @@ class Situation:
 def token_value(situation: Situation, lane: Lane, prompt: int, output: int) -> float:
     """Price `prompt` prompt tokens and `output` output tokens of one lane."""
     policy = situation.policy
-    weight = lane.weight * (situation.prompt_weight if lane.state in PROMPT_STATES else 1.0)
-    fairness = policy.token_fairness * weight * lane.token_price
+    fairness = policy.token_fairness * lane.weight * lane.token_price
+    if lane.state in PROMPT_STATES and lane.machine_rate is not None:
+        price = situation.class_price / lane.machine_rate
+        fairness += policy.token_fairness * situation.class_weight * price
     return prompt * (1.0 + fairness) + output * (policy.output_token_value + fairness)
 
 

@@ -81,6 +81,8 @@ class Interval:
     """Of each tenant that takes part: its purse, its reference rate and its participants."""
     was_fresh: bool
     """Its cost was fresh at the commit; a stale dispatch needs completion feedback."""
+    prompt_rates: dict[RequestHandle, float | None]
+    """Machine rates of the prompts that take part, where they are priced as a class."""
 
 
 @dataclasses.dataclass
@@ -101,6 +103,7 @@ class Shadow(Observer):
         self.policy: PolicyConfig = world.policy
         self.accounts: dict[RequestHandle, Account] = {}
         self.purses: dict[str, Purse] = {}
+        self.class_price: float | None = None
         self.history: dict[int, list[costs.Observation]] = {
             index: [] for index in range(len(world.model.catalog.graphs))
         }
@@ -183,7 +186,7 @@ class Shadow(Observer):
         return sum(handle in interval.service for interval in self.flights)
 
     def _situation(self, lanes: tuple[selection.Lane, ...]) -> selection.Situation:
-        return selection.Situation(lanes, self.graphs(), self.policy)
+        return selection.Situation(lanes, self.graphs(), self.policy, self.projected_class_price())
 
     def situation(self) -> selection.Situation:
         """Everything that a decision made now depends on."""
@@ -271,6 +274,34 @@ class Shadow(Observer):
             and (is_decoder or other.prompt_left == other.stream.spec.prompt_tokens)
             for h, other in self.accounts.items()
         )
+
+    def prompt_rates(self) -> dict[RequestHandle, float | None]:
+        """Machine rates of everybody with prompt left, where prompts are priced as a class."""
+        if self.policy.prefill_balance <= 0.0:
+            return {}
+        phases = (Phase.PREFILL, Phase.INITIALIZING)
+        return {
+            handle: self.machine_rate(handle)
+            for handle in self.accounts
+            if self.competes(handle) and self.phase(handle) in phases
+        }
+
+    def moved_class_price(
+        self, price: float, interval: Interval, served: dict[RequestHandle, int], ms: float
+    ) -> float:
+        """The class price after an interval in which prompts received these tokens."""
+        rates = {h: rate for h, rate in interval.prompt_rates.items() if rate is not None}
+        machine_ms = sum(served.get(handle, 0) / rate for handle, rate in rates.items())
+        return self._flow(price, 1.0, machine_ms, ms)
+
+    def projected_class_price(self) -> float:
+        """The class price as expected when the queued work has run; a class of nobody has none."""
+        price = self.class_price
+        for interval in self.flights:
+            duration_ms = interval.flight.plan.estimated_duration_ns / MS
+            if price is not None and duration_ms and interval.prompt_rates:
+                price = self.moved_class_price(price, interval, interval.service, duration_ms)
+        return self.policy.arrival_shares if price is None else price
 
     def price_of(self, handle: RequestHandle) -> float | None:
         """The token price: the flowed one, and for a request without service at least its share.
@@ -383,6 +414,11 @@ class Shadow(Observer):
             )
             for tenant in tenants
         }
+        prompt_rates = self.prompt_rates()
+        if not prompt_rates:
+            self.class_price = None
+        elif self.class_price is None:
+            self.class_price = self.policy.arrival_shares
         self.funds.on_commit(flight)
         self._used += 1
         for step in flight.plan.steps:
@@ -396,6 +432,7 @@ class Shadow(Observer):
                 {s.handle: s.prompt_tokens + s.output_ceiling for s in flight.plan.steps},
                 purses,
                 self.is_fresh(flight.plan.graph_index),
+                prompt_rates,
             )
         )
 
@@ -460,6 +497,10 @@ class Shadow(Observer):
     def _charge(
         self, interval: Interval, served: dict[RequestHandle, int], interval_ms: float
     ) -> None:
+        if interval.prompt_rates and self.class_price is not None:
+            self.class_price = self.moved_class_price(
+                self.class_price, interval, served, interval_ms
+            )
         for purse, rate, members in interval.purses.values():
             if purse.token_price is not None and rate is not None:
                 total = sum(served.get(h, 0) for h in members if self.is_counted(h))
@@ -552,6 +593,7 @@ class Shadow(Observer):
             scored=spec.scored,
             last_used=account.last_used,
             tenant=account.tenant,
+            machine_rate=self.machine_rate(handle) if state in selection.PROMPT_STATES else None,
         )
 
     def _project(
