@@ -14,7 +14,7 @@ from helios.engine.manifest import Manifest
 from helios.runtime.client import EngineClient
 from helios.runtime.settings import EngineSettings, ModelIdentity
 from helios.runtime.text import TextModel
-from helios.scheduler import PolicyConfig
+from helios.scheduler import PolicyConfig, SpeculationConfig
 from helios.server.app import create_app
 from helios.server.config import ServerConfig
 from helios.server.serve import run
@@ -31,13 +31,15 @@ class ServingOptions:
     threads: int | None = None
     """None: as many as the package was prepared for."""
     trace_path: Path | None = None
+    speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
+    """How decoders generate; the package must have programs of the mode."""
     drain_timeout_s: float = 30.0
 
 
 def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions) -> EngineSettings:
     """Return picklable settings of an engine over a package."""
     return EngineSettings(
-        open_model=functools.partial(open_model, directory, options.threads),
+        open_model=functools.partial(open_model, directory, options.threads, options.speculation),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
         model=ModelIdentity(
             name=manifest.model.name,
@@ -47,6 +49,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
             precision=manifest.precision,
         ),
         policy=options.policy,
+        speculation=options.speculation,
         waiting_limit=options.waiting_limit,
         trace_path=options.trace_path,
     )

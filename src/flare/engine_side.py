@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Final
 
 from helios.engine.ports import DetokenizerFactory, PreparedModel
 from helios.runtime.text import open_detokenizers
+from helios.scheduler import Catalog, GraphKind, SpeculationConfig
 from ignition.measure import calibrated_seeds
-from ignition.package import open_package
-from ignition.package_manifest import read_manifest
+from ignition.package import LoadLimits, open_package
+from ignition.package_manifest import catalog_of, read_manifest
+
+_GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
 
-def open_model(directory: Path, threads: int | None) -> PreparedModel:
+def open_model(
+    directory: Path, threads: int | None, speculation: SpeculationConfig
+) -> PreparedModel:
     """Open a package and measure its short programs as they run here and now.
 
-    Raises PackageError.
+    Programs that the decode mode never runs are left out. Raises PackageError.
     """
-    package = open_package(directory, threads=threads)
+    graphs = tuple(
+        graph.name
+        for graph in catalog_of(read_manifest(directory).graphs).graphs
+        if graph.kind not in _GENERATING or Catalog.generates(graph, speculation)
+    )
+    package = open_package(directory, limits=LoadLimits(graphs=graphs), threads=threads)
     return dataclasses.replace(package, cost_seeds_ns=calibrated_seeds(package))
 
 

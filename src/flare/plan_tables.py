@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,6 +12,9 @@ from rich.text import Text
 
 from helios.engine.manifest import Manifest
 from ignition.capacity import CapacityPlan, MemoryPlan
+
+_NAME: Final = re.compile(r"(.*?)-([bc])(\d+)(.*)")
+"""Kind, letter and number of the capacity that programs differ by first, and what follows."""
 
 
 def size_text(count: int) -> str:
@@ -35,11 +41,11 @@ def plan_tables(name: str, plan: CapacityPlan, *, with_buffers: bool) -> Rendera
 
 
 def catalog_line(names: tuple[str, ...]) -> str:
-    """Return a catalog in one line, such as `decode-b 1 2 4  prefill-c 16 64`."""
+    """Return a catalog in one line, such as `decode-b(1 2 4), prefill-c(16 64)`."""
     capacities: dict[str, list[str]] = {}
     for name in names:
-        kind, _, capacity = name.rpartition("-")
-        capacities.setdefault(f"{kind}-{capacity[0]}", []).append(capacity[1:])
+        kind, letter, capacity, rest = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
+        capacities.setdefault(f"{kind}{rest}-{letter}", []).append(capacity)
     return ", ".join(f"{kind}({' '.join(sizes)})" for kind, sizes in capacities.items())
 
 

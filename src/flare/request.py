@@ -7,10 +7,12 @@ import dataclasses
 from rich.markup import escape
 
 from flare.console import notices
-from flare.options import Backend, Precision, capacity_list, size_bytes
+from flare.errors import FlareError
+from flare.options import Backend, Precision, Speculation, capacity_list, size_bytes
 from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
 from ignition.geometry import ModelGeometry
 from ignition.prepare import choose_backend, machine_memory_bytes, usable_threads
+from ignition.round_shapes import DEFAULT_DRAFT_TOKENS, DEFAULT_TOKEN_CAPACITY
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,9 @@ class PackageRequest:
     context_length_tokens: int | None = None
     request_buckets: tuple[int, ...] | None = None
     prefill_capacities: tuple[int, ...] | None = None
+    draft_tokens: int = 0
+    """Zero prepares no programs for proposals."""
+    speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
 
     def plan(self, geometry: ModelGeometry) -> CapacityPlan:
         """Return the capacity plan for a model. Raises CapacityError naming the option."""
@@ -37,6 +42,8 @@ class PackageRequest:
             memory_bytes=self.memory_bytes,
             prefill_capacities=self.prefill_capacities,
             request_buckets=self.request_buckets,
+            draft_tokens=self.draft_tokens,
+            speculative_token_capacity=self.speculative_token_capacity,
         )
         return plan_capacity(geometry, options, machine_memory_bytes=machine_memory_bytes())
 
@@ -51,6 +58,9 @@ def package_request(
     context: int | None,
     request_buckets: str | None,
     prefill_capacities: str | None,
+    speculation: Speculation,
+    draft_tokens: int | None,
+    speculative_token_capacity: int | None,
 ) -> PackageRequest:
     """Check the options of a command line. Raises FlareError and NoCompilerError.
 
@@ -59,6 +69,7 @@ def package_request(
     choice = choose_backend(backend.value, "auto" if precision is None else precision.value)
     if choice.notice is not None:
         notices().print(f"[yellow]{escape(choice.notice)}[/yellow]")
+    drafts = _draft_tokens(speculation, draft_tokens, speculative_token_capacity)
     return PackageRequest(
         backend=choice.backend,
         precision=choice.precision,
@@ -74,4 +85,20 @@ def package_request(
             if prefill_capacities is None
             else capacity_list(prefill_capacities, "--prefill-capacities")
         ),
+        draft_tokens=drafts,
+        speculative_token_capacity=(
+            max(DEFAULT_TOKEN_CAPACITY, drafts + 1)
+            if speculative_token_capacity is None
+            else speculative_token_capacity
+        ),
     )
+
+
+def _draft_tokens(speculation: Speculation, asked: int | None, capacity: int | None) -> int:
+    """Return the most proposals to prepare for. Raises FlareError for options without effect."""
+    if speculation is Speculation.COPY:
+        return DEFAULT_DRAFT_TOKENS if asked is None else asked
+    for option, value in (("--draft-tokens", asked), ("--speculative-token-capacity", capacity)):
+        if value is not None:
+            raise FlareError(f"{option} needs --speculation copy")
+    return 0

@@ -19,7 +19,8 @@ from ignition.capacity_costs import (
     workspace_bytes,
 )
 from ignition.geometry import ModelGeometry, PoolGeometry
-from ignition.programs.buffers import BufferSpec, buffer_specs
+from ignition.programs.buffers import BufferSpec, buffer_specs, is_round
+from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, round_graphs
 
 MAX_CONCURRENCY: Final = 64
 DEFAULT_PREFILL_CAPACITIES: Final = {
@@ -30,6 +31,8 @@ DEFAULT_PREFILL_CAPACITIES: Final = {
 """A native program of 64 rows already runs at the processor's rate per token: larger ones would
 only stall whoever waits, so there is one size above the knee for prompts that end in it."""
 DEFAULT_SCORED_CAPACITIES: Final = (64, 256)
+MAX_ROUND_TOKENS: Final = 512
+"""Most target rows of a round: each needs a row of logits in the workspace."""
 BACKENDS: Final = ("native", "eager", "cuda")
 PRECISIONS: Final = ("int8", "fp32")
 PAGE_SIZES: Final = (16, 32, 64)
@@ -43,8 +46,12 @@ _PURPOSES: Final = {
     GraphKind.PREFILL: "consumes up to {w} prompt tokens of one request; samples after the last",
     GraphKind.SCORED_PREFILL: "prefill of up to {w} tokens that also scores each prompt token",
     GraphKind.DECODE: "one output token for each of up to {b} running requests",
+    GraphKind.SPECULATIVE: "checks up to {d} copied tokens of each of up to {b} running requests",
     GraphKind.TERMINAL: "retires up to {b} finished requests: final counters, rows cleared",
 }
+_PURPOSE_OF_WIDTH_ONE: Final = (
+    "one output token for each of up to {b} running requests, beside programs with proposals"
+)
 
 
 class CapacityError(ValueError):
@@ -75,6 +82,10 @@ class CapacityOptions:
     scored_capacities: tuple[int, ...] | None = None
     request_buckets: tuple[int, ...] | None = None
     """Row capacities of initialize, decode and terminal programs; the largest covers every row."""
+    draft_tokens: int = 0
+    """Most copied proposals of a request in one round; zero prepares no rounds."""
+    speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
+    """Most target rows, pending tokens included, of a round of all its requests."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +166,7 @@ class CapacityPlan:
                 "kind": kind_name(program.graph.kind),
                 "batch_capacity": program.graph.batch_capacity,
                 "token_capacity": program.graph.token_capacity,
+                "proposal_depth": program.graph.proposal_depth,
                 "purpose": program.purpose,
                 "buffer_bytes": program.buffer_bytes,
                 "prepare_s": program.prepare_s,
@@ -252,7 +264,31 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
             GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=capacity)
             for capacity in capacities
         ]
+    if options.draft_tokens:
+        _check_rounds(options, context)
+        graphs += round_graphs(
+            buckets,
+            draft_tokens=options.draft_tokens,
+            token_capacity=options.speculative_token_capacity,
+        )
     return Catalog.of(graphs).graphs
+
+
+def _check_rounds(options: CapacityOptions, context: int) -> None:
+    if options.backend == "cuda":
+        raise CapacityError(
+            "--speculation", "cuda programs take no copied proposals yet; native and eager ones do"
+        )
+    longest = min(context, MAX_ROUND_TOKENS) - 1
+    if not 1 <= options.draft_tokens <= longest:
+        raise CapacityError("--draft-tokens", f"must be 1 to {longest}, not {options.draft_tokens}")
+    least, most = options.draft_tokens + 1, MAX_ROUND_TOKENS
+    if not least <= options.speculative_token_capacity <= most:
+        raise CapacityError(
+            "--speculative-token-capacity",
+            f"must be {least} (one request's proposals and its pending token) to {most}, not "
+            f"{options.speculative_token_capacity}",
+        )
 
 
 def _check_options(options: CapacityOptions) -> None:
@@ -323,7 +359,9 @@ def _fixed_memory(
         context_length_tokens=context,
     )
     programs = sum(
-        buffer.size_bytes for graph in graphs for buffer in _specs(geometry, graph, pool)
+        buffer.size_bytes
+        for graph in graphs
+        for buffer in _specs(geometry, graph, pool, options.backend)
     )
     return MemoryPlan(
         weights_bytes=weight_bytes(geometry, options.precision),
@@ -390,19 +428,30 @@ def _planned(
 ) -> PlannedProgram:
     return PlannedProgram(
         graph=graph,
-        purpose=_PURPOSES[graph.kind].format(b=graph.batch_capacity, w=graph.token_capacity),
-        buffers=_specs(geometry, graph, pool),
+        purpose=_purpose(graph),
+        buffers=_specs(geometry, graph, pool, options.backend),
         prepare_s=prepare_seconds(
             geometry, graph, precision=options.precision, backend=options.backend
         ),
     )
 
 
+def _purpose(graph: GraphDescriptor) -> str:
+    text = _PURPOSES[graph.kind]
+    if graph.kind is GraphKind.SPECULATIVE and not is_round(graph):
+        text = _PURPOSE_OF_WIDTH_ONE
+    return text.format(b=graph.batch_capacity, w=graph.token_capacity, d=graph.proposal_depth)
+
+
 def _specs(
-    geometry: ModelGeometry, graph: GraphDescriptor, pool: PoolGeometry
+    geometry: ModelGeometry, graph: GraphDescriptor, pool: PoolGeometry, backend: str
 ) -> tuple[BufferSpec, ...]:
     return buffer_specs(
-        graph, vocabulary_size=geometry.vocabulary_size, pages_per_row=pool.pages_per_row
+        graph,
+        vocabulary_size=geometry.vocabulary_size,
+        pages_per_row=pool.pages_per_row,
+        # Native programs leave their logits in the workspace, which is counted once.
+        keeps_logits=backend != "native",
     )
 
 

@@ -68,11 +68,21 @@ def workspace_bytes(
     scored = max(
         (g.token_capacity for g in graphs if g.kind is GraphKind.SCORED_PREFILL), default=0
     )
-    rows = max(graph.batch_capacity for graph in graphs)
-    logit_rows = max(min(scored, _SCORE_ROWS), rows)
+    lanes = max(graph.batch_capacity for graph in graphs)
+    prompts = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+    generating = max(graph.rows for graph in graphs if graph.kind not in prompts)
+    logit_rows = max(min(scored, _SCORE_ROWS), generating)
+    logits = geometry.vocabulary_size * _logit_bytes(logit_rows, lanes, backend)
+    return activations + rotary + logits
+
+
+def _logit_bytes(rows: int, lanes: int, backend: str) -> int:
+    """Return bytes per vocabulary entry of the logits and of what sampling does with them."""
+    if backend == "native":
+        # A row of logits each; an adjusted copy and the sort keys once per lane.
+        return 4 * rows + 12 * lanes
     # Ranking logits in PyTorch holds float64 copies and integer keys next to the logits.
-    bytes_per_logit = 4 if backend == "native" else 28
-    return activations + rotary + logit_rows * geometry.vocabulary_size * bytes_per_logit
+    return 28 * rows
 
 
 def compile_seconds(backend: str) -> float:
@@ -87,10 +97,11 @@ def prepare_seconds(
     if graph.kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
         return PREPARE_REPLAYS * 0.001 + _CAPTURE_S[backend]
     tokens = graph.batch_capacity * graph.token_capacity
-    head_rows = tokens if graph.kind is GraphKind.SCORED_PREFILL else graph.batch_capacity
+    is_prompt = graph.kind is GraphKind.PREFILL
+    head_rows = graph.batch_capacity if is_prompt else tokens
     replay = _replay_seconds(geometry, tokens, head_rows, precision)
     filling = 0.0
-    if graph.kind is GraphKind.DECODE:
+    if graph.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE):
         filling = graph.batch_capacity * _replay_seconds(
             geometry, WARM_CONTEXT_TOKENS, 1, precision
         )

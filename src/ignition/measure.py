@@ -16,6 +16,9 @@ import numpy as np
 from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
 from helios.scheduler import Fence, GraphDescriptor, GraphKind, RequestHandle
 from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
+from ignition.programs.buffers import is_round
+
+_GENERATING = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 
 SHORT_PROMPT_TOKENS = 64
 """Longest prompt capacity that is worth measuring again at every start."""
@@ -38,13 +41,14 @@ def calibrated_seeds(model: PreparedModel) -> dict[str, int]:
     """Run the short programs twice and return cost seeds for this process.
 
     The first run touches a program's buffers for the first time, so it warms up; the shorter one
-    is the seed. Long prefills keep the package's seeds, scaled by how the short ones changed
-    since, because the machine that prepared may have been busier than this one is.
+    is the seed. Long prefills and rounds with proposals keep the package's seeds, scaled by how the
+    short ones changed since, because the machine that prepared may have been busier than this one
+    is; running them all would make every start seconds longer.
     """
     packaged = model.cost_seeds_ns
     seeds, ratios = {}, []
     for graph in model.catalog.graphs:
-        if graph.token_capacity > SHORT_PROMPT_TOKENS:
+        if graph.token_capacity > SHORT_PROMPT_TOKENS or is_round(graph):
             continue
         seeds[graph.name] = _Measurement(model, graph).shortest_ns(2)
         if graph.kind is GraphKind.PREFILL and graph.name in packaged:
@@ -77,7 +81,7 @@ class _Measurement:
         program = self._program(kind, self._graph.batch_capacity)
         if kind is not GraphKind.INITIALIZE:
             self._run_all(GraphKind.INITIALIZE)
-        if kind is GraphKind.DECODE:
+        if kind in _GENERATING:
             for row in range(self._lanes):
                 self._fill(row)
         # A prefill starts at the same position every time; a decode step goes on from the last
@@ -90,7 +94,19 @@ class _Measurement:
     def _frame_lanes(self, kind: GraphKind) -> list[FrameLane]:
         if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
             return [self._prompt_lane(0, self._graph.token_capacity, self._deep_position())]
+        if is_round(self._graph):
+            return [self._round_lane(row) for row in range(self._lanes)]
         return [self._lane(row) for row in range(self._lanes)]
+
+    def _target_rows(self) -> int:
+        """Return the target rows of each lane: all, where its pages have room for every replay."""
+        most = max(1, (self._room() - 1) // PREPARE_REPLAYS)
+        return min(self._graph.token_capacity, most)
+
+    def _room(self) -> int:
+        """Return the tokens that a row's pages hold."""
+        resources = self._model.resources
+        return min(self._pages * resources.page_size_tokens, resources.context_length_tokens)
 
     def _deep_position(self) -> int:
         """Return where in a long prompt a chunk is measured: a quarter into what a row can hold.
@@ -99,8 +115,7 @@ class _Measurement:
         its cheapest, a capacity not tried lately would look better than one observed deep in a
         prompt, be tried there, and stall every running stream for its true duration.
         """
-        resources = self._model.resources
-        room = min(self._pages * resources.page_size_tokens, resources.context_length_tokens)
+        room = self._room()
         return max(0, min(room // 4, room - self._graph.token_capacity))
 
     def _run_all(self, kind: GraphKind) -> None:
@@ -118,9 +133,8 @@ class _Measurement:
         fitting = [g for g in graphs if g.token_capacity <= WARM_CONTEXT_TOKENS] or graphs[:1]
         graph = fitting[-1]
         program = self._model.programs[self._model.catalog.graphs.index(graph)]
-        resources = self._model.resources
-        room = min(self._pages * resources.page_size_tokens, resources.context_length_tokens)
-        room = max(1, room - PREPARE_REPLAYS)
+        fed = self._target_rows() if self._graph.kind in _GENERATING else 1
+        room = max(1, self._room() - PREPARE_REPLAYS * fed)
         self._run(program, [self._prompt_lane(row, min(graph.token_capacity, room))])
 
     def _program(self, kind: GraphKind, lanes: int) -> PreparedProgram:
@@ -151,6 +165,12 @@ class _Measurement:
             pages=tuple(self._row_pages(row)),
             sampling=SamplingParams(temperature=0.0),
         )
+
+    def _round_lane(self, row: int) -> FrameLane:
+        """Return a lane with all the proposals it can take; few of them will be accepted."""
+        length = self._target_rows()
+        lane = self._lane(row)
+        return lane._replace(query_length=length, copied_token_ids=(0,) * (length - 1))
 
     def _prompt_lane(self, row: int, tokens: int, position: int = 0) -> FrameLane:
         fitting = min(tokens, self._pages * self._model.resources.page_size_tokens - position)

@@ -18,8 +18,10 @@ from helios.scheduler import (
     GraphKind,
     InvalidCatalogError,
     InvalidPolicyError,
+    ProposalSource,
+    RowAllocation,
 )
-from ignition.capacity import BACKENDS, PRECISIONS, kind_name, resources_of
+from ignition.capacity import BACKENDS, MAX_ROUND_TOKENS, PRECISIONS, kind_name, resources_of
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.package_errors import PackageError
 
@@ -30,6 +32,13 @@ _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MANIFEST_LIMIT_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _KINDS: Final = {kind_name(kind): kind for kind in GraphKind}
+_SOURCES: Final = {source.name.lower(): source for source in ProposalSource}
+_ALLOCATIONS: Final = {allocation.name.lower(): allocation for allocation in RowAllocation}
+_EXECUTED: Final = (
+    *(GraphKind.INITIALIZE, GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.DECODE),
+    *(GraphKind.TERMINAL, GraphKind.SPECULATIVE),
+)
+"""Kinds that there are prepared programs of."""
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -71,6 +80,10 @@ def _check_capacities(geometry: ModelGeometry, pool: PoolGeometry, catalog: Cata
     for graph in catalog.graphs:
         if graph.token_capacity > pool.context_length_tokens:
             raise PackageError(f"graphs.{graph.name}", "its token_capacity is past the context")
+        if graph.kind is GraphKind.SPECULATIVE and graph.rows > MAX_ROUND_TOKENS:
+            raise PackageError(f"graphs.{graph.name}", f"more than {MAX_ROUND_TOKENS} target rows")
+        if graph.kind not in _EXECUTED or graph.source is ProposalSource.LEARNED:
+            raise PackageError(f"graphs.{graph.name}", "this version executes no such program")
 
 
 def _check_version(text: bytes) -> None:
@@ -166,9 +179,21 @@ def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
     kind = _KINDS.get(entry.kind)
     if kind is None:
         raise PackageError(f"graphs.{entry.name}.kind", f"{entry.kind!r} is no known kind")
+    for field, known in (("source", _SOURCES), ("allocation", _ALLOCATIONS)):
+        value = getattr(entry, field)
+        if value not in known:
+            raise PackageError(
+                f"graphs.{entry.name}.{field}", f"{value!r} is none of {', '.join(known)}"
+            )
     try:
         graph = GraphDescriptor(
-            kind=kind, batch_capacity=entry.batch_capacity, token_capacity=entry.token_capacity
+            kind=kind,
+            batch_capacity=entry.batch_capacity,
+            token_capacity=entry.token_capacity,
+            proposal_depth=entry.proposal_depth,
+            source=_SOURCES[entry.source],
+            allocation=_ALLOCATIONS[entry.allocation],
+            speculation_enabled=entry.speculation_enabled,
         )
     except InvalidCatalogError as error:
         raise PackageError(f"graphs.{entry.name}", str(error)) from error

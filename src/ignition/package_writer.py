@@ -179,6 +179,10 @@ def _graph_entry(program: PlannedProgram) -> GraphEntry:
         token_capacity=program.graph.token_capacity,
         purpose=program.purpose,
         buffers=tuple(_buffer_entry(buffer) for buffer in program.buffers),
+        proposal_depth=program.graph.proposal_depth,
+        source=program.graph.source.name.lower(),
+        allocation=program.graph.allocation.name.lower(),
+        speculation_enabled=program.graph.speculation_enabled,
     )
 
 

@@ -19,29 +19,65 @@ from tests.engine.world import World, request
 
 
 def slow_lookup(tokens: Sequence[int], depth: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Search backwards for each size in turn."""
+    """Search backwards for each size in turn; of 32 places the longest match wins."""
     for size in sizes:
-        run = tuple(tokens[-size:])
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if len(run) == size and tuple(tokens[end - size : end]) == run:
-                return tuple(tokens[end : end + depth])
+        ends = [
+            end
+            for end in range(len(tokens) - 1, size - 1, -1)
+            if len(tokens) > size and tokens[end - size : end] == tokens[len(tokens) - size :]
+        ][:32]
+        if ends:
+            lengths = [shared_length(tokens, end) for end in ends]
+            longest = max(lengths)
+            end = ends[lengths.index(longest)]
+            return tuple(tokens[end : end + min(depth, max(1, 2 ** (longest - 1) - 1))])
     return ()
 
 
+def shared_length(tokens: Sequence[int], end: int) -> int:
+    length = 0
+    while length < min(32, end) and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
+        length += 1
+    return length
+
+
 @given(
-    st.lists(st.integers(0, 3), max_size=40),
+    st.lists(st.integers(0, 3), max_size=60),
     st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6),
-    st.integers(1, 5),
+    st.integers(1, 9),
+    st.sampled_from([(4, 2), (3,), (2, 1)]),
 )
 def test_lookup_finds_what_a_search_finds(
-    prompt: list[int], bursts: list[list[int]], depth: int
+    prompt: list[int], bursts: list[list[int]], depth: int, sizes: tuple[int, ...]
 ) -> None:
-    lookup, tokens = PromptLookup(prompt, depth=depth), list(prompt)
+    lookup, tokens = PromptLookup(prompt, depth=depth, sizes=sizes), list(prompt)
     for burst in bursts:
-        assert lookup.propose() == slow_lookup(tokens, depth, (3, 2))
+        assert lookup.propose() == slow_lookup(tokens, depth, sizes)
         lookup.extend(burst)
         tokens += burst
-    assert lookup.propose() == slow_lookup(tokens, depth, (3, 2))
+    assert lookup.propose() == slow_lookup(tokens, depth, sizes)
+
+
+def test_the_longest_match_wins_over_a_later_one_and_a_short_one_is_trusted_for_little() -> None:
+    begun = [1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 3, 4, 60, 61, 62, 63, 64, 65]
+    assert PromptLookup([*begun, 3, 4], depth=7).propose() == (60,)
+    assert PromptLookup([*begun, 2, 3, 4], depth=7).propose() == (5, 6, 7)
+    assert PromptLookup([*begun, 1, 2, 3, 4], depth=7).propose() == (5, 6, 7, 8, 9, 50, 3)
+
+
+@pytest.mark.parametrize("tokens", [[7] * 20_000, [7, 8] * 10_000, list(range(20_000))])
+def test_a_lookup_reads_a_bounded_part_of_a_long_context(tokens: list[int]) -> None:
+    class Counted(list):
+        reads = 0
+
+        def __getitem__(self, key: object) -> object:
+            Counted.reads += 1
+            return super().__getitem__(key)  # type: ignore[index]
+
+    lookup = PromptLookup(tokens, depth=7)
+    lookup._tokens = Counted(lookup._tokens)
+    lookup.propose()
+    assert Counted.reads <= 2 * (2 * 32 * 32 + 2)
 
 
 class Knowing:

@@ -17,10 +17,14 @@ from flare.options import (
     CapacitiesOption,
     ConcurrencyOption,
     ContextOption,
+    DraftTokensOption,
     MemoryOption,
     ModelArgument,
     PrecisionOption,
+    Speculation,
+    SpeculationOption,
     ThreadsOption,
+    TokenCapacityOption,
 )
 from flare.plan_tables import plan_tables
 from flare.request import package_request
@@ -39,6 +43,9 @@ def plan(
     context: ContextOption = None,
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
+    speculation: SpeculationOption = Speculation.OFF,
+    draft_tokens: DraftTokensOption = None,
+    speculative_token_capacity: TokenCapacityOption = None,
     buffers: Annotated[bool, typer.Option(help="List every static buffer too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -57,6 +64,9 @@ def plan(
         context=context,
         request_buckets=request_buckets,
         prefill_capacities=prefill_capacities,
+        speculation=speculation,
+        draft_tokens=draft_tokens,
+        speculative_token_capacity=speculative_token_capacity,
     )
     _, found = find_model(model)
     planned = request.plan(found.geometry)

@@ -17,10 +17,14 @@ from flare.options import (
     CapacitiesOption,
     ConcurrencyOption,
     ContextOption,
+    DraftTokensOption,
     MemoryOption,
     ModelArgument,
     PrecisionOption,
+    Speculation,
+    SpeculationOption,
     ThreadsOption,
+    TokenCapacityOption,
 )
 from flare.packages import default_directory, existing
 from flare.packages import prepare as prepare_package
@@ -38,6 +42,9 @@ def prepare(
     context: ContextOption = None,
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
+    speculation: SpeculationOption = Speculation.OFF,
+    draft_tokens: DraftTokensOption = None,
+    speculative_token_capacity: TokenCapacityOption = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Directory to write (default: in the user's cache)."),
@@ -59,6 +66,9 @@ def prepare(
         context=context,
         request_buckets=request_buckets,
         prefill_capacities=prefill_capacities,
+        speculation=speculation,
+        draft_tokens=draft_tokens,
+        speculative_token_capacity=speculative_token_capacity,
     )
     source, found = find_model(model)
     planned = request.plan(found.geometry)

@@ -23,11 +23,15 @@ from flare.options import (
     CapacitiesOption,
     ConcurrencyOption,
     ContextOption,
+    DraftTokensOption,
     MemoryOption,
     ModelArgument,
     PrecisionOption,
     Preset,
+    Speculation,
+    SpeculationOption,
     ThreadsOption,
+    TokenCapacityOption,
     size_bytes,
 )
 from flare.packages import default_directory, existing, is_package, prepare
@@ -50,6 +54,7 @@ from flare.policy_options import (
 )
 from flare.request import PackageRequest, package_request
 from helios.engine.manifest import Manifest
+from helios.scheduler import DecodeMode, SpeculationConfig
 from helios.server.config import ServerConfig
 from helios.server.serve import bind
 from ignition.package_manifest import read_manifest
@@ -106,6 +111,9 @@ def run(
     context: ContextOption = None,
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
+    speculation: SpeculationOption = Speculation.OFF,
+    draft_tokens: DraftTokensOption = None,
+    speculative_token_capacity: TokenCapacityOption = None,
     scheduler_policy: PresetOption = Preset.BALANCED,
     output_token_value: OutputTokenValue = None,
     token_fairness: TokenFairness = None,
@@ -126,6 +134,7 @@ def run(
     [bold]flare run[/bold]
     [bold]flare run model.gguf --port 9000 --concurrency 32 --memory 4GiB[/bold]
     [bold]flare run --trace run.jsonl --scheduler-policy throughput[/bold]
+    [bold]flare run --speculation copy[/bold]
     """
     policy = policy_of(
         scheduler_policy,
@@ -151,6 +160,9 @@ def run(
         context=context,
         request_buckets=request_buckets,
         prefill_capacities=prefill_capacities,
+        speculation=speculation,
+        draft_tokens=draft_tokens,
+        speculative_token_capacity=speculative_token_capacity,
     )
     options = ServingOptions(
         server=_server_config(api_key, served_model_name, allow_origin, max_body),
@@ -158,12 +170,14 @@ def run(
         waiting_limit=queue_limit,
         threads=threads,
         trace_path=None if trace is None else _writable(trace),
+        speculation=_decode_mode(speculation),
         drain_timeout_s=drain_timeout_s,
     )
     _log_to_terminal(log_requests)
     # A port that is taken must be told now, not after minutes of preparing.
     with bind(host, port) as listener:
         directory, manifest = _package(model, request)
+        _check_mode(manifest, speculation)
         url = f"http://{host}:{listener.getsockname()[1]}"
         _announce(manifest, url, trace)
         name = served_model_name[0] if served_model_name else manifest.model.name
@@ -188,6 +202,23 @@ def _server_config(
         )
     except ValueError as error:
         raise FlareError(f"--{str(error).replace('_', '-', 1)}") from error
+
+
+def _decode_mode(speculation: Speculation) -> SpeculationConfig:
+    if speculation is Speculation.OFF:
+        return SpeculationConfig()
+    return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
+
+
+def _check_mode(manifest: Manifest, speculation: Speculation) -> None:
+    """Raise FlareError for a package that was prepared without what the mode needs."""
+    if speculation is Speculation.COPY and not any(
+        graph.source == Speculation.COPY.value for graph in manifest.graphs
+    ):
+        raise FlareError(
+            "--speculation: the package has no programs for copied proposals; prepare it again "
+            "with `flare prepare --speculation copy`"
+        )
 
 
 def _writable(trace: Path) -> Path:

@@ -35,6 +35,13 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     """One line for people: what the program is for."""
     buffers: tuple[BufferEntry, ...]
+    proposal_depth: int = 0
+    source: str = "none"
+    """Where proposals come from: none, learned or copy."""
+    allocation: str = "none"
+    """Who allocates target rows: none, host or device."""
+    speculation_enabled: bool = False
+    """A program of the speculative modes."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from helios.scheduler import (
     CheckpointStats,
     ExplorationAccount,
     GraphKind,
+    ProposalSource,
     ResourceConfig,
     ScheduledPlan,
     SelectionReason,
@@ -30,6 +31,9 @@ _S_PER_NS = 1e-9
 
 EXECUTIONS = "flare_scheduler_executions_total"
 EXECUTION_NS = "flare_scheduler_execution_nanoseconds_total"
+ROUNDS = "flare_speculative_program_rounds_total"
+OFFERED = "flare_speculative_depth_offered_total"
+ACCEPTED = "flare_speculative_depth_accepted_total"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,21 +162,36 @@ class EngineStats:
     def _count_round(self, plan: ScheduledPlan, result: FrameResult) -> int:
         """Count a speculative round's proposals; return the target rows of its lanes that ran.
 
-        What a program proposes is its depth for each lane; what it offers to the target model are
-        the lane's target rows but the pending token; what is accepted came out but for one token.
+        A program with a draft proposes its depth for each lane, one with copies what the host
+        supplied; what they offer to the target model are the lane's target rows but the pending
+        token; what is accepted came out but for one token.
         """
-        lanes = rows = tokens = 0
+        graph, depth = plan.graph, plan.graph.proposal_depth
+        offered, accepted = [0] * depth, [0] * depth
+        lanes = rows = 0
         for step, lane in zip(plan.steps, result.lanes, strict=True):
             if lane.tokens and not step.prompt_tokens:
                 lanes += 1
-                rows += lane.offered or step.output_ceiling
-                tokens += len(lane.tokens)
+                length = lane.offered or step.output_ceiling
+                rows += length
+                for place in range(length - 1):
+                    offered[place] += 1
+                    accepted[place] += place + 1 < len(lane.tokens)
         counters = self._counters
+        is_copy = graph.source is ProposalSource.COPY
         counters["flare_speculative_rounds_total"] += 1
         counters["flare_speculative_lanes_total"] += lanes
-        counters["flare_speculative_proposed_tokens_total"] += lanes * plan.graph.proposal_depth
-        counters["flare_speculative_offered_tokens_total"] += rows - lanes
-        counters["flare_speculative_accepted_tokens_total"] += tokens - lanes
+        counters["flare_speculative_proposed_tokens_total"] += (
+            sum(offered) if is_copy else lanes * depth
+        )
+        counters["flare_speculative_offered_tokens_total"] += sum(offered)
+        counters["flare_speculative_accepted_tokens_total"] += sum(accepted)
+        self._labelled[ROUNDS][f'graph="{graph.name}"'] += 1
+        source = graph.source.name.lower()
+        for place in range(depth):
+            label = f'source="{source}",depth="{place + 1}"'
+            self._labelled[OFFERED][label] += offered[place]
+            self._labelled[ACCEPTED][label] += accepted[place]
         return rows
 
     def on_failed_frame(self, plan: ScheduledPlan) -> None:
@@ -269,6 +288,9 @@ _LABELLED = (
     "flare_useful_rows_total",
     EXECUTIONS,
     EXECUTION_NS,
+    ROUNDS,
+    OFFERED,
+    ACCEPTED,
 )
 _LATENCIES = (
     "flare_time_to_first_token_seconds",

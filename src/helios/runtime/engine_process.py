@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
 import select
 import signal
@@ -17,21 +18,27 @@ import time
 from types import FrameType
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from helios.engine.admission import AdmissionRules
+from helios.engine.copying import PromptLookup, copied_survivals
 from helios.engine.core import EngineCore, StepOutcome
 from helios.engine.messages import PROTOCOL_VERSION, Drain, Ready
-from helios.engine.ports import DetokenizerFactory, PreparedModel
+from helios.engine.ports import Copying, DetokenizerFactory, PreparedModel
 from helios.engine.trace import header_record
 from helios.runtime.clock import MonotonicClock
 from helios.runtime.executor_thread import ThreadExecutor
 from helios.runtime.link import EngineLink, LinkError, LinkSink, StartFailed
 from helios.runtime.settings import EngineSettings
 from helios.runtime.trace_file import TraceFile
-from helios.scheduler import Scheduler
+from helios.scheduler import Catalog, ProposalSource, Scheduler
 
 COMMANDS_PER_TURN: Final = 64
 """Commands taken before the loop looks at finished frames again."""
 _SWITCH_INTERVAL_S: Final = 0.0002
+_SURVIVAL_WEIGHT: Final = 4.0
+"""Rounds that usual acceptance counts for when a request starts."""
 _PR_SET_PDEATHSIG: Final = 1
 
 EXIT_DRAINED: Final = 0
@@ -81,7 +88,12 @@ class EngineHost:
         clock = MonotonicClock()
         resources = dataclasses.replace(model.resources, waiting_limit=settings.waiting_limit)
         self._executor = ThreadExecutor(model.programs, clock, on_finished=self._wake)
-        scheduler = Scheduler(catalog=model.catalog, resources=resources, policy=settings.policy)
+        scheduler = Scheduler(
+            catalog=model.catalog,
+            resources=resources,
+            policy=settings.policy,
+            speculation=settings.speculation,
+        )
         # A package may hold seeds of programs that this start left out.
         loaded = [graph.name for graph in model.catalog.graphs]
         seeds = model.cost_seeds_ns
@@ -98,6 +110,7 @@ class EngineHost:
                 eos_token_ids=settings.model.eos_token_ids,
             ),
             trace=trace,
+            copying=_copying(scheduler),
         )
         if trace is not None:
             trace.write(
@@ -175,6 +188,31 @@ def _prepare_process(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(EXIT_ORPHANED)
+
+
+def _copying(scheduler: Scheduler) -> Copying | None:
+    """Return how proposals are copied; None where no program of the decode mode takes any.
+
+    Requests start with acceptance as it usually is: from the scheduler's own prior, one half per
+    proposal, a request would be half over before a wide round had shown what it is worth.
+    """
+    depths = [
+        graph.proposal_depth
+        for graph in scheduler.catalog.graphs
+        if graph.source is ProposalSource.COPY and Catalog.generates(graph, scheduler.speculation)
+    ]
+    if not depths:
+        return None
+    survivals = copied_survivals(max(depths))
+    scheduler.seed_acceptance(ProposalSource.COPY, survivals, weight=_SURVIVAL_WEIGHT)
+    return Copying(
+        open_source=functools.partial(_open_lookup, max(depths)),
+        supply=scheduler.supply_copies,
+    )
+
+
+def _open_lookup(depth: int, _request_id: str, prompt: npt.NDArray[np.int32]) -> PromptLookup:
+    return PromptLookup(prompt.tolist(), depth=depth)
 
 
 def _greeting(settings: EngineSettings, model: PreparedModel) -> Ready:

@@ -39,9 +39,12 @@ HELP: Final = {
     "flare_preemptions_total": "Requests that lost their row because no page was left.",
     "flare_speculative_rounds_total": "Completed programs with proposals.",
     "flare_speculative_lanes_total": "Lanes of such programs that committed tokens.",
-    "flare_speculative_proposed_tokens_total": "Proposals that those lanes' programs made.",
+    "flare_speculative_proposed_tokens_total": "Proposals that those lanes' programs made or took.",
     "flare_speculative_offered_tokens_total": "Proposals that were verified.",
     "flare_speculative_accepted_tokens_total": "Proposals that were accepted.",
+    "flare_speculative_program_rounds_total": "Completed programs with proposals, by program.",
+    "flare_speculative_depth_offered_total": "Proposals that were verified, by source and depth.",
+    "flare_speculative_depth_accepted_total": "Proposals that were accepted, by source and depth.",
     "flare_exploration_timing_refresh_credit_milliseconds": "Time that refreshes may spend.",
     "flare_exploration_acceptance_learning_credit_milliseconds": "Time that deeper rounds may "
     "spend; negative while an episode is earned back.",

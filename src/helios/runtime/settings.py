@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helios.engine.ports import DetokenizerFactory, PreparedModel
-from helios.scheduler import PolicyConfig
+from helios.scheduler import PolicyConfig, SpeculationConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,9 @@ class EngineSettings:
     open_detokenizers: Callable[[], DetokenizerFactory]
     model: ModelIdentity
     policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
+    speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
+    """How decoders generate. Outside the ordinary mode proposals are copied for programs that take
+    copies; the model must have graphs of the mode."""
     waiting_limit: int = 1024
     """Requests that may wait for a row; one more is refused with `queue_full`."""
     trace_path: Path | None = None

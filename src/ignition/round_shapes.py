@@ -1,0 +1,46 @@
+"""Which speculative programs are prepared for copied proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource, RowAllocation
+
+DEFAULT_DRAFT_TOKENS: Final = 7
+"""Proposals of the widest round: on a CPU eight target rows of one request cost about 2.7 decode
+steps, sixteen six and a half (measured on SmolLM2-135M), so more would not pay."""
+DEFAULT_TOKEN_CAPACITY: Final = 32
+"""Target rows of the largest round; larger ones only add to the wait of every lane in them."""
+
+
+def round_widths(draft_tokens: int) -> tuple[int, ...]:
+    """Return the target rows per request of rounds with up to `draft_tokens` proposals.
+
+    Powers of two from 2, and the widest itself.
+    """
+    widest = draft_tokens + 1
+    powers = [1 << power for power in range(1, widest.bit_length()) if 1 << power < widest]
+    return (*powers, widest)
+
+
+def round_graphs(
+    buckets: Iterable[int], *, draft_tokens: int, token_capacity: int
+) -> Iterator[GraphDescriptor]:
+    """Yield a width-one program of every bucket, and the wider ones of at most that many rows."""
+    widths = round_widths(draft_tokens)
+    for bucket in buckets:
+        yield GraphDescriptor(
+            kind=GraphKind.SPECULATIVE, batch_capacity=bucket, speculation_enabled=True
+        )
+        for width in widths:
+            if bucket * width <= token_capacity:
+                yield GraphDescriptor(
+                    kind=GraphKind.SPECULATIVE,
+                    batch_capacity=bucket,
+                    token_capacity=width,
+                    proposal_depth=width - 1,
+                    allocation=RowAllocation.HOST,
+                    source=ProposalSource.COPY,
+                    speculation_enabled=True,
+                )
