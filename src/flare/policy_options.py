@@ -88,11 +88,18 @@ CheckpointExtraWorkFraction = Annotated[
 def policy_of(
     preset: Preset,
     *,
+    speculates: bool = False,
     estimate_ttl_ms: float | None = None,
     **overrides: float | None,
 ) -> PolicyConfig:
-    """Return the preset with every given field replaced. Raises InvalidPolicyError."""
+    """Return the preset with every given field replaced. Raises InvalidPolicyError.
+
+    With proposals the balanced preset has the age price of the bare policy (decision 0020): its own
+    is in value per ms squared, so where a step takes tens of milliseconds it outweighs every burst.
+    """
     base = PolicyConfig.throughput() if preset is Preset.THROUGHPUT else PolicyConfig.balanced()
+    if speculates and preset is Preset.BALANCED:
+        base = dataclasses.replace(base, decode_age_price=PolicyConfig().decode_age_price)
     changes = {name: value for name, value in overrides.items() if value is not None}
     if estimate_ttl_ms is not None:
         base = dataclasses.replace(base, estimate_ttl_ns=int(estimate_ttl_ms * 1_000_000))

@@ -48,6 +48,14 @@ def test_a_policy_is_a_preset_with_overrides() -> None:
     assert policy_of(Preset.BALANCED, estimate_ttl_ms=1.5).estimate_ttl_ns == 1_500_000
 
 
+def test_with_proposals_the_balanced_preset_lets_bursts_take_their_time() -> None:
+    speculating = policy_of(Preset.BALANCED, speculates=True)
+    assert speculating == dataclasses.replace(PolicyConfig.balanced(), decode_age_price=0.1)
+    asked = policy_of(Preset.BALANCED, speculates=True, decode_age_price=2.0)
+    assert asked == dataclasses.replace(PolicyConfig.balanced(), decode_age_price=2.0)
+    assert policy_of(Preset.THROUGHPUT, speculates=True) == PolicyConfig.throughput()
+
+
 def test_an_impossible_policy_is_refused_by_field() -> None:
     with pytest.raises(InvalidPolicyError, match="adaptation_ms"):
         policy_of(Preset.BALANCED, adaptation_ms=0.0)

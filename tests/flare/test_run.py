@@ -45,6 +45,29 @@ def test_plan_shows_programs_purposes_and_memory(
         assert part in text
 
 
+def test_plan_shows_the_programs_that_take_proposals(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--speculation", "copy", "--draft-tokens", "5", "--json", *SMALL]
+    assert run_command(["plan", str(tiny), "--backend", "eager", *options]) == 0
+    programs = json.loads(capsys.readouterr().out)["programs"]
+    rounds = [each for each in programs if each["kind"] == "speculative"]
+    widths = {each["token_capacity"]: each["proposal_depth"] for each in rounds}
+    assert widths == {1: 0, 2: 1, 4: 3, 6: 5}
+    assert all("copied tokens" in each["purpose"] for each in rounds if each["proposal_depth"])
+
+
+def test_a_package_without_rounds_is_not_served_with_proposals(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--backend", "eager", *SMALL, "--output", str(tmp_path / "plain")]
+    assert run_command(["prepare", str(tiny), *options]) == 0
+    capsys.readouterr()
+    served = ["run", str(tmp_path / "plain"), "--port", "0", "--speculation", "copy"]
+    assert run_command(served) == 2
+    assert "--speculation: the package has no programs" in capsys.readouterr().err
+
+
 def test_plan_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", str(tiny), "--backend", "eager", "--json", *SMALL]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -64,6 +87,13 @@ def test_plan_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--precision", "int8"], "int8 needs native"),
         (["--concurrency", "65"], "concurrency"),
         (["--backend", "abacus"], "abacus"),
+        (["--draft-tokens", "3"], "--draft-tokens needs --speculation copy"),
+        (["--speculative-token-capacity", "8"], "--speculative-token-capacity needs"),
+        (["--speculation", "copy", "--draft-tokens", "512"], "--draft-tokens: must be 1 to 511"),
+        (
+            ["--speculation", "copy", "--speculative-token-capacity", "7"],
+            "--speculative-token-capacity: must be 8",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "prepare", "run"])

@@ -202,3 +202,49 @@ def test_the_document_is_json_and_says_what_each_program_is_for() -> None:
     assert (rows["shape"], rows["dtype"], rows["role"]) == ([4], "int32", "input")
     assert document["memory"]["total_bytes"] == planned.memory.total_bytes
     assert document["pool"] == dataclasses.asdict(planned.pool)
+
+
+def rounds_of(planned: CapacityPlan) -> list[tuple[int, int]]:
+    graphs = [p.graph for p in planned.programs if p.graph.kind is GraphKind.SPECULATIVE]
+    return [(graph.batch_capacity, graph.token_capacity) for graph in graphs]
+
+
+def test_no_rounds_are_prepared_unless_asked_for() -> None:
+    assert rounds_of(plan()) == []
+
+
+def test_rounds_have_power_of_two_rows_within_the_envelope_and_a_width_one_of_every_bucket() -> (
+    None
+):
+    found = rounds_of(plan(draft_tokens=7, speculative_token_capacity=32, concurrency=16))
+    wide = [(b, w) for w in (2, 4, 8) for b in (1, 2, 4, 8, 16) if b * w <= 32]
+    assert sorted(found) == sorted([(b, 1) for b in (1, 2, 4, 8, 16)] + wide)
+    assert sorted(rounds_of(plan(draft_tokens=4, concurrency=1))) == [(1, w) for w in (1, 2, 4, 5)]
+    assert sorted(rounds_of(plan(draft_tokens=1, concurrency=1))) == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("option", "fields"),
+    [
+        ("--draft-tokens", {"draft_tokens": -1}),
+        ("--draft-tokens", {"draft_tokens": 512}),
+        ("--draft-tokens", {"draft_tokens": 16, "context_length_tokens": 16}),
+        ("--speculative-token-capacity", {"draft_tokens": 7, "speculative_token_capacity": 7}),
+        ("--speculative-token-capacity", {"draft_tokens": 7, "speculative_token_capacity": 513}),
+        ("--speculation", {"draft_tokens": 7, "backend": "cuda", "precision": "fp32"}),
+    ],
+)
+def test_impossible_rounds_are_refused_by_option(option: str, fields: dict[str, object]) -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(**fields)  # type: ignore[arg-type]
+    assert caught.value.option == option
+
+
+def test_native_rounds_cost_a_row_of_logits_for_each_target_row_and_little_else() -> None:
+    plain, copying = plan().memory, plan(draft_tokens=7, speculative_token_capacity=64).memory
+    more = copying.total_bytes - plain.total_bytes
+    assert 0 < more < 64 * 49152 * 4 + (1 << 20)
+    eager = {"backend": "eager", "precision": "fp32"}
+    rows = sum(b * w for b, w in rounds_of(plan(draft_tokens=7, **eager)))
+    logits = plan(draft_tokens=7, **eager).memory.program_bytes - plan(**eager).memory.program_bytes
+    assert logits == pytest.approx(rows * 49152 * 4, rel=0.01)

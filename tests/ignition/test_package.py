@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from helios.engine.manifest import FORMAT_VERSION, Manifest
+from helios.scheduler import GraphKind
 from ignition.capacity import CapacityOptions, plan_capacity
 from ignition.checkpoint import Checkpoint
 from ignition.package import LoadLimits, open_package
@@ -32,8 +34,10 @@ OPTIONS = CapacityOptions(
 )
 
 
-def write(destination: Path, checkpoint: Checkpoint) -> Manifest:
-    plan = plan_capacity(checkpoint.geometry, OPTIONS, machine_memory_bytes=16 << 30)
+def write(
+    destination: Path, checkpoint: Checkpoint, options: CapacityOptions = OPTIONS
+) -> Manifest:
+    plan = plan_capacity(checkpoint.geometry, options, machine_memory_bytes=16 << 30)
     weights = {name: checkpoint.float32(name) for name in dense_shapes(checkpoint.geometry)}
     with package_directory(destination) as directory:
         return write_package(
@@ -80,6 +84,70 @@ def test_a_package_comes_back_as_it_was_written(package: Path, checkpoint: Check
     driver = Driver(opened)
     driver.initialize([0], [range(8)])
     assert len(driver.prefill(0, list(range(20)), [("prefill-c64", 20)]).tokens) == 1
+
+
+@pytest.fixture
+def copying(tmp_path: Path, checkpoint: Checkpoint) -> Path:
+    """A package with rounds."""
+    options = dataclasses.replace(OPTIONS, draft_tokens=3)
+    write(tmp_path / "copying", checkpoint, options)
+    return tmp_path / "copying"
+
+
+def test_rounds_come_back_as_they_were_planned(copying: Path) -> None:
+    opened = open_package(copying)
+    rounds = [g for g in opened.catalog.graphs if g.kind is GraphKind.SPECULATIVE]
+    assert [g.name for g in rounds] == [
+        *("speculative-b1-d0-w1", "speculative-b1-d1-w2-copy", "speculative-b1-d3-w4-copy"),
+        *("speculative-b2-d0-w1", "speculative-b2-d1-w2-copy", "speculative-b2-d3-w4-copy"),
+    ]
+    driver = Driver(opened)
+    driver.initialize([0], [range(8)])
+    first = driver.prefill(0, list(range(20)), [("prefill-c64", 20)]).tokens[0]
+    outputs = driver.round({0: [first, 3]}, "speculative-b2-d3-w4-copy")
+    assert 1 <= len(outputs[0].tokens) <= 3
+
+
+def test_a_start_may_leave_the_decode_programs_out(copying: Path) -> None:
+    names = [graph.name for graph in open_package(copying).catalog.graphs]
+    kept = tuple(name for name in names if not name.startswith("decode"))
+    opened = open_package(copying, limits=LoadLimits(graphs=kept))
+    assert [program.descriptor.name for program in opened.programs] == list(kept)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"),
+    [
+        ("source", "oracle", "source"),
+        ("allocation", 3, "allocation"),
+        ("allocation", "nobody", "allocation"),
+        ("allocation", "device", ""),
+        ("source", "learned", "name"),
+        ("proposal_depth", 2, ""),
+        ("proposal_depth", 7, "name"),
+        ("speculation_enabled", False, ""),
+        ("token_capacity", 4096, ""),
+    ],
+)
+def test_an_impossible_round_is_refused_by_field(
+    copying: Path, field: str, value: object, refused: str
+) -> None:
+    document = json.loads((copying / "manifest.json").read_text())
+    index = [graph["name"] for graph in document["graphs"]].index("speculative-b1-d3-w4-copy")
+    edit(copying, put("graphs", index, field, value=value))
+    with pytest.raises(PackageError) as caught:
+        open_package(copying)
+    assert caught.value.field.startswith("graphs")
+    assert caught.value.field.endswith(refused)
+
+
+def test_a_round_that_drafts_is_refused_because_nothing_would_draft(copying: Path) -> None:
+    document = json.loads((copying / "manifest.json").read_text())
+    index = [graph["name"] for graph in document["graphs"]].index("speculative-b1-d3-w4-copy")
+    edit(copying, put("graphs", index, "source", value="learned"))
+    edit(copying, put("graphs", index, "name", value="speculative-b1-d3-w4"))
+    with pytest.raises(PackageError, match="executes no such program"):
+        open_package(copying)
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {

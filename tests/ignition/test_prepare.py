@@ -49,7 +49,7 @@ class Stages:
 
 
 def prepared(
-    checkpoint: Checkpoint, destination: Path, backend: str, precision: str
+    checkpoint: Checkpoint, destination: Path, backend: str, precision: str, drafts: int = 0
 ) -> tuple[OpenedPackage, Stages]:
     options = CapacityOptions(
         backend=backend,
@@ -57,6 +57,7 @@ def prepared(
         concurrency=3,
         prefill_capacities=(16, 64),
         scored_capacities=(32,),
+        draft_tokens=drafts,
     )
     plan = plan_capacity(checkpoint.geometry, options, machine_memory_bytes=16 << 30)
     stages = Stages()
@@ -66,17 +67,18 @@ def prepared(
 
 
 @pytest.mark.parametrize(
-    ("backend", "precision"),
+    ("backend", "precision", "drafts"),
     [
-        ("eager", "fp32"),
-        pytest.param("native", "fp32", marks=pytest.mark.slow),
-        pytest.param("native", "int8", marks=pytest.mark.slow),
+        ("eager", "fp32", 0),
+        ("eager", "fp32", 3),
+        pytest.param("native", "fp32", 0, marks=pytest.mark.slow),
+        pytest.param("native", "int8", 7, marks=pytest.mark.slow),
     ],
 )
 def test_a_prepared_package_serves_and_knows_its_costs(
-    tmp_path: Path, checkpoint: Checkpoint, backend: str, precision: str
+    tmp_path: Path, checkpoint: Checkpoint, backend: str, precision: str, drafts: int
 ) -> None:
-    package, stages = prepared(checkpoint, tmp_path / "tiny", backend, precision)
+    package, stages = prepared(checkpoint, tmp_path / "tiny", backend, precision, drafts)
     names = {graph.name for graph in package.catalog.graphs}
     assert set(package.cost_seeds_ns) == names
     assert all(cost > 0 for cost in package.cost_seeds_ns.values())

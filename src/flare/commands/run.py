@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -138,6 +139,7 @@ def run(
     """
     policy = policy_of(
         scheduler_policy,
+        speculates=speculation is not Speculation.OFF,
         estimate_ttl_ms=estimate_ttl_ms,
         output_token_value=output_token_value,
         token_fairness=token_fairness,
@@ -176,18 +178,28 @@ def run(
     _log_to_terminal(log_requests)
     # A port that is taken must be told now, not after minutes of preparing.
     with bind(host, port) as listener:
-        directory, manifest = _package(model, request)
-        _check_mode(manifest, speculation)
-        url = f"http://{host}:{listener.getsockname()[1]}"
-        _announce(manifest, url, trace)
-        name = served_model_name[0] if served_model_name else manifest.model.name
-        serve_package(
-            directory,
-            manifest,
-            listener,
-            options,
-            on_ready=lambda took_s: _announce_ready(name, url, api_key, took_s),
-        )
+        _serve(listener, host, *_package(model, request), options)
+
+
+def _serve(
+    listener: socket.socket,
+    host: str,
+    directory: Path,
+    manifest: Manifest,
+    options: ServingOptions,
+) -> None:
+    """Serve a package on a bound socket, and say where."""
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    _announce(manifest, url, options.trace_path)
+    server = options.server
+    name = server.model_names[0] if server.model_names else manifest.model.name
+    serve_package(
+        directory,
+        manifest,
+        listener,
+        options,
+        on_ready=lambda took_s: _announce_ready(name, url, server.api_key, took_s),
+    )
 
 
 def _server_config(
@@ -210,11 +222,10 @@ def _decode_mode(speculation: Speculation) -> SpeculationConfig:
     return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
 
 
-def _check_mode(manifest: Manifest, speculation: Speculation) -> None:
-    """Raise FlareError for a package that was prepared without what the mode needs."""
-    if speculation is Speculation.COPY and not any(
-        graph.source == Speculation.COPY.value for graph in manifest.graphs
-    ):
+def _check_rounds(manifest: Manifest, request: PackageRequest) -> None:
+    """Raise FlareError for a package that was prepared without what the request needs."""
+    sources = [graph.source for graph in manifest.graphs]
+    if request.draft_tokens and Speculation.COPY.value not in sources:
         raise FlareError(
             "--speculation: the package has no programs for copied proposals; prepare it again "
             "with `flare prepare --speculation copy`"
@@ -230,14 +241,13 @@ def _writable(trace: Path) -> Path:
 def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     """Return the package to serve, preparing it when it is missing."""
     if is_package(Path(text)):
-        return Path(text), read_manifest(Path(text))
+        manifest = read_manifest(Path(text))
+        _check_rounds(manifest, request)
+        return Path(text), manifest
     source, summary = find_model(text)
     plan = request.plan(summary.geometry)
     directory = default_directory(summary, plan)
-    manifest = existing(directory)
-    if manifest is None:
-        manifest = prepare(source, plan, request, directory)
-    return directory, manifest
+    return directory, existing(directory) or prepare(source, plan, request, directory)
 
 
 def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:

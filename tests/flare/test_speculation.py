@@ -1,0 +1,185 @@
+"""`flare run --speculation copy` on a real server: the answers of one without, in fewer steps.
+
+The tiny model's tokens are bytes and its greedy answers run into loops, so much can be copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.flare.flare_process import running
+from tests.flare.test_run import HAS_COMPILER
+from tests.flare.tiny_directory import CONTEXT, write_tiny_directory
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler"),
+]
+Answer = tuple[str, str, int, int]
+"""Text, finish reason, prompt tokens, output tokens."""
+
+
+class Server:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    def ask(self, body: dict[str, Any]) -> Answer:
+        answer = self.client.completions.create(model="tiny", **body)
+        (choice,), usage = answer.choices, answer.usage
+        assert usage is not None
+        return choice.text, choice.finish_reason, usage.prompt_tokens, usage.completion_tokens
+
+    def ask_all(self, bodies: Sequence[dict[str, Any]], streams: int) -> list[Answer]:
+        with ThreadPoolExecutor(streams) as pool:
+            return list(pool.map(self.ask, bodies))
+
+    def metrics(self) -> dict[str, float]:
+        text = httpx.get(f"{self.url}/metrics").text
+        lines = re.findall(r"^(flare_\S+) (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in lines}
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A server without speculation and one with it, of the same model."""
+    base = tmp_path_factory.mktemp("speculation")
+    model = str(write_tiny_directory(base / "tiny"))
+    options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLARE_CACHE", str(base / "cache"))
+        copying = [model, *options, "--speculation", "copy"]
+        with (
+            running([model, *options], base / "plain.log") as (plain, _),
+            running(copying, base / "copy.log") as (copy, _),
+        ):
+            pair = (Server(plain), Server(copy))
+            yield pair
+            for server in pair:
+                server.client.close()
+
+
+def prompt_of(number: int) -> str:
+    """Every other prompt repeats itself, the rest are letters without order."""
+    chance = random.Random(number)
+    words = ["".join(chance.choices("abcdefgh ", k=6)) for _ in range(8)]
+    text = "".join(words) if number % 2 else "".join(words[:3]) * 6
+    return text[: 12 + number % 90]
+
+
+def body_of(number: int, **more: Any) -> dict[str, Any]:
+    extra = {"ignore_eos": bool(number % 3), **more.pop("extra_body", {})}
+    body = {"prompt": prompt_of(number), "max_tokens": 24 + number % 40, "temperature": 0}
+    return {**body, **more, "extra_body": extra}
+
+
+@pytest.mark.parametrize("streams", [1, 4, 7])
+def test_greedy_answers_are_those_without_speculation(servers, streams) -> None:
+    plain, copying = servers
+    bodies = [body_of(number) for number in range(200 if streams == 4 else 60)]
+    expected = plain.ask_all(bodies, 4)
+    before = copying.metrics()
+    assert copying.ask_all(bodies, streams) == expected
+    after = copying.metrics()
+    name = "flare_speculative_accepted_tokens_total"
+    assert after[name] > before[name]
+    assert len({answer[0] for answer in expected}) > len(bodies) // 2
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.4},
+        {"temperature": 1.0, "top_p": 0.7},
+        {"temperature": 0.6, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+        {"temperature": 0.5, "extra_body": {"top_k": 5, "min_p": 0.05, "repetition_penalty": 1.2}},
+        {"temperature": 0.3, "logit_bias": {"97": 3, "98": 3, "32": 2}},
+    ],
+)
+def test_sampled_answers_of_a_seed_are_those_without_speculation(servers, sampling) -> None:
+    plain, copying = servers
+    bodies = [body_of(number, seed=number, **sampling) for number in range(40)]
+    assert copying.ask_all(bodies, 4) == plain.ask_all(bodies, 4)
+
+
+def test_output_limits_end_a_burst_where_they_stand(servers) -> None:
+    plain, copying = servers
+    limits = itertools.product(range(4), range(1, 21))
+    bodies = [body_of(2 * n, max_tokens=m, extra_body={"ignore_eos": True}) for n, m in limits]
+    answers = copying.ask_all(bodies, 3)
+    assert answers == plain.ask_all(bodies, 4)
+    assert [answer[3] for answer in answers] == [body["max_tokens"] for body in bodies]
+
+
+def test_a_stop_string_inside_a_burst_ends_the_answer_there(servers) -> None:
+    plain, copying = servers
+    bodies = []
+    for number in range(0, 40, 2):
+        free = plain.ask(body_of(number, max_tokens=60))[0]
+        for start in (9, 21, 37):
+            stop = free[start : start + 2]
+            if stop:
+                bodies.append(body_of(number, max_tokens=60, stop=[stop]))
+    answers = copying.ask_all(bodies, 4)
+    expected = plain.ask_all(bodies, 4)
+    assert [answer[:3] for answer in answers] == [answer[:3] for answer in expected]
+    # Tokens that a round committed behind the stop string are counted, as they were computed.
+    for (*_, counted), (*_, least) in zip(answers, expected, strict=True):
+        assert least <= counted <= least + 7
+    assert sum(answer[1] == "stop" for answer in answers) > len(bodies) // 2
+
+
+def test_the_context_ends_inside_a_round(servers) -> None:
+    plain, copying = servers
+    bodies = [
+        body_of(0, prompt="abcd" * 120 + "ab" * n, max_tokens=400, extra_body={"ignore_eos": True})
+        for n in range(12)
+    ]
+    answers = copying.ask_all(bodies, 2)
+    assert answers == plain.ask_all(bodies, 2)
+    assert all(answer[1] == "length" for answer in answers)
+    assert all(answer[2] + answer[3] == CONTEXT for answer in answers)
+
+
+def test_log_probabilities_are_those_without_speculation(servers) -> None:
+    found = []
+    for server in servers:
+        answer = server.client.completions.create(model="tiny", **body_of(4, logprobs=3))
+        found.append(answer.choices[0].logprobs)
+    assert found[0] == found[1]
+
+
+def test_streams_bring_every_token_and_the_usage(servers) -> None:
+    plain, copying = servers
+    body = body_of(6, max_tokens=64, extra_body={"ignore_eos": True})
+    stream = copying.client.completions.create(
+        model="tiny", stream=True, stream_options={"include_usage": True}, **body
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == plain.ask(body)[0]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 64
+
+
+def test_metrics_tell_rounds_by_program_and_proposals_by_depth(servers) -> None:
+    plain, copying = servers
+    copying.ask_all([body_of(number) for number in range(0, 20, 2)], 2)
+    found = copying.metrics()
+    families = ("program_rounds", "depth_offered", "depth_accepted")
+    totals = ("rounds", "offered_tokens", "accepted_tokens")
+    for family, total in zip(families, totals, strict=True):
+        parts = [v for k, v in found.items() if k.startswith(f"flare_speculative_{family}_total{{")]
+        assert sum(parts) == found[f"flare_speculative_{total}_total"] > 0
+    first = 'source="copy",depth="1"'
+    assert found[f"flare_speculative_depth_offered_total{{{first}}}"] > 0
+    assert plain.metrics()["flare_speculative_rounds_total"] == 0
+    assert not any('graph="decode' in name for name in found), "decode programs are not loaded"
