@@ -102,6 +102,8 @@ EXTRA = {
         "test_generation.py",
         "test_rounds.py",
     ),
+    "bounds": ("test_screening.py", "test_generation.py", "test_rounds.py"),
+    "pricing": ("test_screening.py", "test_generation.py"),
     "dominance": ("test_rounds.py", "test_generation.py", "test_pairs.py"),
     "prompts": ("test_generation.py", "test_spec_costs.py"),
     "pairs": ("test_oracle_preparing.py",),

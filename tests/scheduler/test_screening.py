@@ -17,9 +17,12 @@ from helios.scheduler.acceptance import (
     WEIGHT,
     AcceptanceTable,
 )
-from helios.scheduler.blocks import Candidate
+from helios.scheduler.blocks import Block, Candidate
+from helios.scheduler.forecast import OWN
+from helios.scheduler.generation import Generation
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.policy import Decision, steps_of
+from helios.scheduler.rounds import SLACK
 from helios.scheduler.selection import Selection
 from helios.scheduler.utility import View
 from tests.scheduler.oracles.generation import Decoder, World
@@ -139,3 +142,57 @@ def test_what_rests_on_observation_is_told_like_the_aged_weights() -> None:
         assert np.array_equal(survivals, table.survivals(rows, LEARNED))
     assert informed.sum() == 0
     assert (table.weights(rows, LEARNED, np.full(count, 5000)) == START_WEIGHT).any()
+
+
+def test_no_bound_lies_below_a_score() -> None:
+    """A floor may leave an entry open, with a bound that still is one; what reaches the floor gets
+    the very score that it has without one. That holds for programs with forecasts of their own."""
+    source, seen = random.Random(21), {"open": 0, "reached": 0, "own": 0}
+    for number in range(240):
+        if number % 2:
+            world = random_world(source, "adaptive", aged=number % 4 == 1)
+            view = view_of(world, CATALOGS["adaptive"])
+        else:
+            view = view_of(large_world(source, "wide"), LARGE["wide"][0])
+        forget_some(view, np.random.default_rng(number))
+        scores = [score for block in Decision(view).blocks for score in exact_scores(block)]
+        bounds = [block for block in Decision(view).blocks if isinstance(block, Generation)]
+        pairs = [(block, entry) for block in bounds for entry in np.flatnonzero(~block.settled)]
+        for (block, entry), score in zip(pairs, scores, strict=True):
+            above = score + 0.01 * abs(score)
+            seen["own"] += bool(block._scene.inexact[block._programs.lane_class[entry]])
+            block.settle(entry, above)
+            if not block.settled[entry]:
+                seen["open"] += 1
+                assert score - SLACK * abs(score) <= block.rate[entry] < above
+                block.settle(entry, score)
+            seen["reached"] += 1
+            assert block.settled[entry]
+            assert block.rate[entry] == score
+    assert min(seen.values()) > 50, seen
+
+
+def forget_some(view: View, source: np.random.Generator) -> None:
+    """Let some rows have no forecasts but the priors of the programs, which differ."""
+    assert view.estimates is not None
+    forecast = view.estimates.forecast
+    for request in view.decoders:
+        if source.random() < 0.5:
+            saved = forecast.take(request.row)
+            saved.cells[OWN] = 0.0
+            saved.starts[:] = np.sort(source.random(saved.starts.shape))[:, ::-1]
+            forecast.put(request.row, saved)
+
+
+def exact_scores(block: Block) -> list[float]:
+    """Return the scores of the open entries of a block of programs, checked against its bounds."""
+    if not isinstance(block, Generation):
+        return []
+    scores = []
+    for entry in np.flatnonzero(~block.settled).tolist():
+        bound = float(block.rate[entry])
+        block.settle(entry, -np.inf)
+        scores.append(float(block.rate[entry]))
+        assert block.settled[entry]
+        assert bound >= scores[-1] - SLACK * abs(scores[-1])
+    return scores

@@ -142,8 +142,11 @@ class Block(Protocol):
     def is_known(self) -> bool:
         """All entries are determinate."""
 
-    def settle(self, entry: int) -> None:
-        """Replace the upper bound of an entry by the score of its best cohort, in place."""
+    def settle(self, entry: int, floor: float) -> None:
+        """Replace the upper bound of an entry by the score of its best cohort, in place.
+
+        Where no cohort reaches the score `floor`, it may be left open with a bound below it.
+        """
 
     def best(self, entry: int) -> Candidate:
         """Return the entry's best cohort as a candidate."""
@@ -181,7 +184,7 @@ class Listed:
         self.is_settled = True
         self.is_known = all(c.determinate for c in candidates)
 
-    def settle(self, entry: int) -> None:
+    def settle(self, entry: int, floor: float) -> None:
         """Do nothing: every entry is settled."""
 
     def best(self, entry: int) -> Candidate:

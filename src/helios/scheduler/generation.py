@@ -15,24 +15,22 @@ from itertools import product
 import numpy as np
 
 from helios.scheduler.blocks import Candidate, rank_key, rate_of, rates_of
+from helios.scheduler.bounds import Bounds
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.knapsack import FixedLanes
+from helios.scheduler.pricing import Pricings
 from helios.scheduler.prompts import PromptTable, best_prompts, lane_of
 from helios.scheduler.rounds import (
     SLACK,
     Cohort,
     Frontier,
     Pricing,
-    cohort_bounds,
     lanes_of,
-    program_yields,
-    tops_of_all,
 )
 from helios.scheduler.scene import Scene, held_entirely
 from helios.scheduler.streams import (
     Floats,
-    lane_table,
     ranked,
     running_sums,
 )
@@ -43,13 +41,14 @@ class Generation:
     """One entry per program: its best cohort of decoders, beside its best prompt if it has one."""
 
     __slots__ = (
+        "_bounds",
         "_columns",
         "_found",
         "_frontiers",
         "_lanes",
+        "_pricings",
         "_programs",
         "_prompts",
-        "_rising",
         "_rows",
         "_scene",
         "determinate",
@@ -67,11 +66,11 @@ class Generation:
     ) -> None:
         """Evaluate `programs` with decoders alone, or, given `prompts`, beside a prompt row."""
         self._scene, self._programs, self._prompts = scene, programs, prompts
+        self._pricings = Pricings(scene, programs)
         self._found: dict[int, list[Cohort]] = {}
         """Cohorts of the entries that sorted values could not settle, once evaluated."""
         self._frontiers: dict[int, Frontier] = {}
-        self._rising: dict[int, Floats] = {}
-        """Marginals by lane class, the smallest first, once asked for."""
+        """By lane class; by the complement of the entry where it has yields of its own."""
         self.graph: Integers = programs.graph
         self.known_ms: Floats = scene.durations_ms[programs.graph]
         self.determinate: Flags = self.known_ms > 0.0
@@ -85,13 +84,15 @@ class Generation:
             if scene.is_inexact:
                 self.settled = ~scene.inexact[programs.lane_class]
             self._fit()
+        self._bounds = Bounds(scene, programs, self._lanes, self.known_ms)
         value = self._cohort_values()
         # A copy, because settling an entry changes who it serves but not how many it could.
         self.served: Integers = self._lanes.copy()
         if prompts is None:
             self.rate: Floats = rates_of(value, self.known_ms, scene.waiting)
+            if self._can_tighten() and not self._is_optimistic():
+                self._bounds.lower(self.rate, self.settled)
             if not self.is_settled:
-                self._tighten(self.rate)
                 # Not even one whole lane fits P: such a program serves nobody now.
                 self.rate[self._lanes == 0] = -np.inf
             return
@@ -137,106 +138,45 @@ class Generation:
             rows = table.fewest[classes, -1] - table.fewest[classes, -1 - lanes]
         self.settled[ragged] &= rows <= packed
 
-    def _tighten(self, rate: Floats) -> None:
-        """Lower the bounds of adaptive programs that could beat the best settled score so far.
+    def _can_tighten(self) -> bool:
+        """Tell whether bounds by marginals hold: streams rank alike, and lanes may be shortened."""
+        is_open = not self.is_settled and self._prompts is None
+        return is_open and not self._is_fixed() and self._scene.streams.shares is None
 
-        k lanes have at most the k largest pending values and the P - k largest marginals.
-        """
-        scene, programs = self._scene, self._programs
-        if self._is_fixed() or scene.streams.shares is not None:
-            return
-        if scene.estimates is not None and scene.estimates.optimistic:
-            # Probes are not ordered by their score; who searches them asks for what can matter.
-            return
-        known = self.settled if self.is_known else self.settled & self.determinate
-        masked = np.where(known, rate, -np.inf)
-        floor = float(masked[masked.argmax()])
-        if floor == -np.inf:
-            return
-        floor -= SLACK * abs(floor)
-        loose = (rate >= floor) > known
-        if not self.is_known:
-            loose &= self.determinate
-        if scene.is_inexact:
-            loose &= ~scene.inexact[programs.lane_class]
-        entries = loose.nonzero()[0]
-        if not len(entries):
-            return
-        # One sort for all programs rules most of them out; a few are left to their own classes.
-        rate[entries] = np.minimum(rate[entries], self._caps(entries))
-        left = [e for e in entries[rate[entries] >= floor].tolist() if self._cap(e, rate) >= floor]
-        if left:
-            entries = np.array(left, dtype=np.int64)
-            rate[entries] = self._bounds(entries)
+    def _is_optimistic(self) -> bool:
+        # Probes are not ordered by their score; who searches them asks for what can matter.
+        estimates = self._scene.estimates
+        return estimates is not None and estimates.optimistic
 
     def tighten(self, entries: Integers) -> None:
         """Lower the bounds of those of some determinate entries that serve decoders alone.
 
         It is for the search of a probe: the choice needs no bound but those it has lowered itself.
         """
-        scene = self._scene
-        if self.is_settled or self._prompts is not None or scene.streams.shares is not None:
-            return
-        fixed = self.settled[entries] | scene.inexact[self._programs.lane_class[entries]]
-        entries = entries[~fixed]
-        if len(entries):
-            self.rate[entries] = self._bounds(entries)
-
-    def _caps(self, entries: Integers) -> Floats:
-        """Return bounds of the score of entries by that of their largest cohort; else infinite.
-
-        Marginals of any depth and of the better variant count. Then value is concave in the number
-        of lanes: if the last lane's pending row is worth more than one more marginal, as it nearly
-        always is, no smaller cohort has more than the largest.
-        """
-        scene, table, lanes = self._scene, self._scene.table, self._lanes[entries]
-        known_ms = self.known_ms[entries]
-        tops = tops_of_all(table.tokens, scene.streams.token, self._programs)
-        spare = np.minimum(self._programs.packed[entries] - lanes, len(tops) - 2)
-        sums = table.sums[0]
-        extra, pending = tops[spare], sums[lanes]
-        credit = scene.slope * known_ms
-        last = pending - sums[lanes - 1] + credit
-        bounds = rates_of(pending + extra + credit * lanes, known_ms, scene.waiting)
-        bounds[last < tops[spare + 1] - extra] = np.inf
-        return bounds
-
-    def _cap(self, entry: int, rate: Floats) -> float:
-        """Lower an entry's bound as `_caps` does, by the marginals of its own class; return it."""
-        scene, programs, lanes = self._scene, self._programs, int(self._lanes[entry])
-        table, lane_class = scene.table, int(programs.lane_class[entry])
-        rising = self._rising.get(lane_class)
-        if rising is None:
-            first = programs.first_class[int(programs.variant[entry])]
-            gains = table.tokens[first + 1 : lane_class + 1] - table.tokens[first:lane_class]
-            rising = self._rising[lane_class] = (gains * scene.streams.token).ravel()
-            rising.sort()
-        start = max(len(rising) - (int(programs.packed[entry]) - lanes), 0)
-        duration_ms, pending = float(self.known_ms[entry]), float(table.sums[0, lanes])
-        credit = scene.slope * duration_ms
-        last = pending - float(table.sums[0, lanes - 1]) + credit
-        if not start or last >= rising[start - 1]:
-            value = pending + float(rising[start:].sum()) + credit * lanes
-            rate[entry] = min(float(rate[entry]), rate_of(value, duration_ms, scene.waiting))
-        return float(rate[entry])
-
-    def _bounds(self, entries: Integers) -> Floats:
-        """Return upper bounds of the score of some entries over all cohorts."""
-        scene, known_ms, lanes = self._scene, self.known_ms[entries], self._lanes[entries]
-        streams, programs, credit = scene.streams, self._programs, scene.slope * known_ms
-        values = cohort_bounds(streams, scene.table, programs, entries, lanes=lanes, credit=credit)
-        return rates_of(values, known_ms, scene.waiting)
+        entries = entries[~self.settled[entries]]
+        if self._can_tighten() and len(entries):
+            self.rate[entries] = self._bounds.over_all_cohorts(entries)
 
     def _is_fixed(self) -> bool:
         return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED
 
     # Cohorts --------------------------------------------------------------------------------------
 
-    def settle(self, entry: int) -> None:
-        """Replace an entry's upper bound by the score of its best cohort."""
+    def settle(self, entry: int, floor: float) -> None:
+        """Replace an entry's upper bound by the score of its best cohort.
+
+        Where no cohort reaches the score `floor`, the bound falls below it and the entry stays
+        open. No cohort is given up that rounding could lift to the floor.
+        """
         pricing = self._pricing(entry)
-        cohorts = self._found[entry] = self._cohorts(entry, pricing)
+        below = floor - 2.0 * SLACK * abs(floor)
+        least = -np.inf if self._is_fixed() or not below < floor else self._worth(entry, below)
+        cohorts = self._cohorts(entry, pricing, least=least)
         cohort = max(cohorts, key=lambda each: len(each.members))
+        if not cohort.is_prefix and cohort.value < least:
+            self.rate[entry] = min(float(self.rate[entry]), below)
+            return
+        self._found[entry] = cohorts
         classes = pricing.class_of(cohort.lengths)
         value = float(pricing.table.values[classes, cohort.members].sum())
         value += float(self._bonus(entry)[cohort.members].sum())
@@ -248,6 +188,17 @@ class Generation:
         self.rate[entry] = rate_of(value, duration_ms, self._scene.waiting)
         self.served[entry] = served
         self.settled[entry] = True
+
+    def _worth(self, entry: int, rate: float) -> float:
+        """Return the least value of decoders that can give an entry a score, less rounding."""
+        duration_ms = float(self.known_ms[entry])
+        value = rate
+        if duration_ms > 0.0:
+            value = (rate + 0.5 * duration_ms * self._scene.waiting) * duration_ms
+        slack = SLACK * abs(value)
+        if self._prompts is not None:
+            value -= float(self._prompts.service[self._rows[entry], self._columns[entry]])
+        return value - slack
 
     def best(self, entry: int) -> Candidate:
         """Return the entry's best cohort as a candidate."""
@@ -263,9 +214,7 @@ class Generation:
         """Return `best` of an entry without a prompt; None where it may not reach a score."""
         if self.settled[entry] or self._prompts is not None:
             return self.best(entry)
-        pricing, duration_ms = self._pricing(entry), float(self.known_ms[entry])
-        least = (least_rate + 0.5 * duration_ms * self._scene.waiting) * duration_ms
-        least -= SLACK * abs(least)
+        pricing, least = self._pricing(entry), self._worth(entry, least_rate)
         found = [
             self._candidate(entry, pricing, cohort, None)
             for cohort in self._cohorts(entry, pricing, least=least)
@@ -274,7 +223,7 @@ class Generation:
         return found[0] if len(found) == 1 else min(found, key=rank_key, default=None)
 
     def _pricing(self, entry: int) -> Pricing:
-        return pricing_of(self._scene, self._programs, entry)
+        return self._pricings.of(entry)
 
     def _cohorts(
         self, entry: int, pricing: Pricing, *, every: bool = False, least: float = -np.inf
@@ -291,11 +240,11 @@ class Generation:
             return [Cohort(order[:lanes], lengths, is_prefix=True)]
         if self._is_fixed():
             return self._packed(entry, pricing)
-        frontier = self._frontiers.get(lane_class)
-        if frontier is None or table is not self._scene.table:
-            frontier = Frontier(self._scene.streams, pricing)
-            if table is self._scene.table:
-                self._frontiers[lane_class] = frontier
+        # A program with yields of its own has a frontier of its own.
+        key = lane_class if table is self._scene.table else ~entry
+        frontier = self._frontiers.get(key)
+        if frontier is None:
+            frontier = self._frontiers[key] = Frontier(self._scene.streams, pricing)
         return frontier.cohorts(lanes, packed, self._bonus(entry), every=every, least=least)
 
     def _ranking(self, entry: int, pricing: Pricing) -> Integers:
@@ -452,17 +401,3 @@ class Generation:
             -1 if prompt is None else 0,
             bool(programs.prompt[entry]),
         )
-
-
-def pricing_of(scene: Scene, programs: Generating, place: int) -> Pricing:
-    """Return how one of `programs` prices lanes, with own yields where classes bound them."""
-    lane_class, variant = int(programs.lane_class[place]), int(programs.variant[place])
-    if not scene.inexact[lane_class] or scene.estimates is None:
-        first = programs.first_class[variant]
-        return Pricing(scene.table, first, lane_class, scene.orders[variant])
-    width = int(programs.width[place])
-    graph, alpha = int(programs.graph[place]), scene.view.policy.adaptive_verification_alpha
-    source, _ = programs.variants[variant]
-    found = program_yields(scene.view.decoders, source, graph, width, scene.estimates)
-    yields = found.placed(scene.streams.place, alpha)
-    return Pricing(lane_table(scene.streams, [yields]), 0, width - 1, yields.order)

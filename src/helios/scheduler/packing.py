@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 
 from helios.scheduler.config import DecodeMode
-from helios.scheduler.generation import pricing_of
 from helios.scheduler.geometry import Flags, Integers
 from helios.scheduler.knapsack import FixedLanes
+from helios.scheduler.pricing import Pricings
 from helios.scheduler.roles import Roles
 from helios.scheduler.rounds import Cohort, Frontier, Pricing
 from helios.scheduler.scene import Scene
@@ -29,7 +29,7 @@ from helios.scheduler.streams import Floats, ranked, running_sums
 class Packing:
     """The decoders' part of every role, split into newly ready and ready ones."""
 
-    __slots__ = ("_newly", "_ready", "_roles", "_scene", "lane_class", "settled")
+    __slots__ = ("_newly", "_pricings", "_ready", "_roles", "_scene", "lane_class", "settled")
 
     def __init__(self, scene: Scene, roles: Roles, is_newly: Flags) -> None:
         self._scene, self._roles = scene, roles
@@ -37,6 +37,7 @@ class Packing:
         self.lane_class: Integers = np.where(
             roles.program >= 0, programs.lane_class[roles.program], 0
         )
+        self._pricings = Pricings(scene, programs)
         self._newly: Integers = np.flatnonzero(is_newly)
         self._ready: Integers = np.flatnonzero(~is_newly)
         self.settled: Flags = ~(scene.inexact[self.lane_class] & (roles.program >= 0))
@@ -144,8 +145,7 @@ class Packing:
 
     def pricing(self, role: int) -> Pricing:
         """Return how the role's program prices lanes."""
-        programs = self._scene.view.shapes.geometry.generating
-        return pricing_of(self._scene, programs, int(self._roles.program[role]))
+        return self._pricings.of(int(self._roles.program[role]))
 
     def _packed(self, role: int) -> int:
         programs = self._scene.view.shapes.geometry.generating

@@ -171,8 +171,9 @@ class Pairs:
 
     # Cohorts --------------------------------------------------------------------------------------
 
-    def settle(self, entry: int) -> None:
-        """Replace an entry's upper bound by the score of its best cohorts."""
+    def settle(self, entry: int, floor: float) -> None:
+        """Replace an entry's upper bound by the score of its best cohorts, whatever the floor."""
+        del floor
         best = self.best(entry)
         self.rate[entry], self.served[entry] = -best.negative_rate, best.served
         self.settled[entry] = True
@@ -181,12 +182,8 @@ class Pairs:
         """Return the entry's best cohorts as a candidate."""
         choices = self._choices(entry)
         top = max(choice.value for choice in choices)
-        row = self._roles.prompt_rows(entry % len(self._roles.graph))[:1]
-        found = [
-            self._candidate(entry, choice, row[0] if row else None)
-            for choice in choices
-            if choice.value == top
-        ]
+        row = self._roles.best_row(entry % len(self._roles.graph))
+        found = [self._candidate(entry, choice, row) for choice in choices if choice.value == top]
         return found[0] if len(found) == 1 else min(found, key=rank_key)
 
     def rivals(self, entry: int) -> list[Candidate]:

@@ -54,6 +54,13 @@ class Roles(NamedTuple):
     first: Sequence[int]
     """Where each part starts."""
 
+    def best_row(self, role: int) -> int | None:
+        """Return the best prompt that the role may consume; None without a prompt row."""
+        prompts = self.prompts[int(self.part[role])]
+        if prompts is None:
+            return None
+        return int(prompts.row[role - self.first[int(self.part[role])]])
+
     def prompt_rows(self, role: int) -> list[int]:
         """Return the prompts that the role may consume: the best, and the best of larger chunks.
 

@@ -20,7 +20,7 @@ from helios.scheduler.forecast import priced_from
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.requests import Request
 from helios.scheduler.roster import Roster, roster_of
-from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked, running_sums
+from helios.scheduler.streams import Floats, LaneTable, Streams, lane_limits, ranked
 from helios.scheduler.utility import Estimates, Lane, Yields
 
 SLACK = 1e-9
@@ -41,13 +41,12 @@ def yields_of(
     if estimates is None or programs.classes == 1 or not requests:
         limits = np.ones(len(requests), dtype=np.int64)
         return [Yields(np.zeros((len(requests), width - 1)), limits) for width in programs.widths]
-    reader = _Reader(requests, estimates, roster)
+    reader = Reader(requests, estimates, roster)
     found = []
     for index, (source, allocation) in enumerate(programs.variants):
         width = programs.widths[index]
         if allocation is RowAllocation.DEVICE:
-            graphs = programs.graph[programs.variant == index]
-            found.append(reader.device(source, graphs, width))
+            found.append(reader.device(source, width, programs.graph[programs.variant == index]))
         else:
             found.append(reader.host(source, width))
     return found
@@ -76,20 +75,8 @@ def optimistic_yields(
     return raised
 
 
-def program_yields(
-    requests: Sequence[Request],
-    source: ProposalSource,
-    graph_index: int,
-    width: int,
-    estimates: Estimates,
-) -> Yields:
-    """Return the exact yields of one device-allocated program."""
-    graphs = np.array([graph_index], dtype=np.int64)
-    return _Reader(requests, estimates).device(source, graphs, width)
-
-
-class _Reader:
-    """Reads the estimates of a decision's streams."""
+class Reader:
+    """Reads the estimates of a decision's streams, each once."""
 
     __slots__ = (
         "_estimates",
@@ -105,6 +92,7 @@ class _Reader:
     def __init__(
         self, requests: Sequence[Request], estimates: Estimates, roster: Roster | None = None
     ) -> None:
+        """Read those of `requests`; `roster` is theirs, if there is one."""
         roster = roster or roster_of(requests)
         self._requests, self._estimates = requests, estimates
         self._limits = lane_limits(requests, is_capped=roster.is_capped)
@@ -117,6 +105,7 @@ class _Reader:
         """Which of them rest on observation; not read where they are optimistic."""
 
     def host(self, source: ProposalSource, width: int) -> Yields:
+        """Return yields of programs whose rows the host allocates."""
         return Yields(self._survivals(source)[:, : width - 1], self._limits_of(source))
 
     def _limits_of(self, source: ProposalSource) -> Integers:
@@ -126,20 +115,27 @@ class _Reader:
         copies = _integers([1 + request.copies for request in self._requests])
         return np.minimum(self._limits, copies)
 
-    def device(self, source: ProposalSource, graphs: Integers, width: int) -> Yields:
+    def device(self, source: ProposalSource, width: int, graphs: Integers) -> Yields:
         """Return yields that bound all `graphs`; exact when their forecasts agree.
 
         Programs have population priors of their own, which speak for rows without any forecast.
         """
-        means, is_exact = self._highest_means()
         if len(graphs) == 1:
-            forecast = self._estimates.forecast
-            means, is_exact = forecast.means(self._rows, int(graphs[0])), True
-        if self._estimates.optimistic:
-            priced = self._survivals(source)
-        else:
-            survivals = self._survivals(source)
-            priced = priced_from(self._informed[source], survivals, means)
+            return self.of_program(source, int(graphs[0]), width)
+        means, is_exact = self._highest_means()
+        return self._allocated(source, width, means, is_exact=is_exact)
+
+    def of_program(self, source: ProposalSource, graph_index: int, width: int) -> Yields:
+        """Return the exact yields of one program whose rows a device allocates."""
+        means = self._estimates.forecast.means(self._rows, graph_index)
+        return self._allocated(source, width, means, is_exact=True)
+
+    def _allocated(
+        self, source: ProposalSource, width: int, means: Floats, *, is_exact: bool
+    ) -> Yields:
+        priced = self._survivals(source)
+        if not self._estimates.optimistic:
+            priced = priced_from(self._informed[source], priced, means)
         order = means[:, : width - 1]
         return Yields(priced[:, : width - 1], self._limits_of(source), order, is_exact)
 
@@ -254,80 +250,6 @@ def _place(lane: Lane) -> tuple[float, int, int]:
     return lane.negative_value, lane.last_used, lane.arrival
 
 
-def tops_by_width(streams: Streams, table: LaneTable, first: int, widest: int) -> Floats:
-    """Return the sums of the 0, 1, ... largest marginals of lanes of 1, 2, ... `widest` rows.
-
-    A marginal is the priced gain of one more target row of one stream; float64 [widest, sums].
-    """
-    tokens = table.tokens[first + 1 : first + widest] - table.tokens[first : first + widest - 1]
-    shallow = np.tri(widest, widest - 1, -1, dtype=bool)[:, :, None]
-    rising = np.where(shallow, tokens * streams.token, 0.0).reshape(widest, -1)
-    rising.sort(axis=1)
-    return running_sums(rising[:, ::-1])
-
-
-def cohort_bounds(
-    streams: Streams,
-    table: LaneTable,
-    programs: Generating,
-    entries: Integers,
-    *,
-    lanes: Integers,
-    credit: Floats,
-) -> Floats:
-    """Return upper bounds of the value of any cohort of some programs, float64 [entries].
-
-    k lanes have at most the k largest pending values and the P - k largest marginals, and no more
-    than k whole lanes. `lanes` are the most that each program serves, `credit` what each of them
-    adds whatever its length.
-    """
-    most, classes = int(lanes.max()), programs.lane_class[entries]
-    sizes = np.arange(1, most + 1)
-    spare = np.maximum(programs.packed[entries][:, None] - sizes, 0)
-    extra = np.empty(spare.shape)
-    variants, widths = programs.variant[entries], programs.width[entries]
-    read: list[tuple[Floats, Floats]] = []
-    for variant in dict.fromkeys(variants.tolist()):
-        first, widest = programs.first_class[variant], programs.widths[variant]
-        tokens = table.tokens[first : first + widest]
-        # Host and device have the same marginals where acceptance prices both.
-        tops = next((tops for seen, tops in read if np.array_equal(seen, tokens)), None)
-        if tops is None:
-            tops = tops_by_width(streams, table, first, widest)
-            read.append((tokens, tops))
-        rows = np.flatnonzero(variants == variant)
-        extra[rows] = tops[widths[rows, None] - 1, np.minimum(spare[rows], tops.shape[1] - 1)]
-    values = table.sums[0, 1 : most + 1] + extra
-    np.minimum(values, table.sums[classes, 1 : most + 1], out=values)
-    values += credit[:, None] * sizes
-    values[sizes > lanes[:, None]] = -np.inf
-    best: Floats = values.max(axis=1)
-    return best
-
-
-def tops_of_all(tokens: Floats, token_values: Floats, programs: Generating) -> Floats:
-    """Return the sums of the 0, 1, ... largest marginals, each of the better ragged variant.
-
-    `tokens` [classes, n] are those of a lane table. The last two sums are equal: then nothing is
-    left to add.
-    """
-    widest = max(programs.widths[v] for v in programs.ragged_variants)
-    gains = np.zeros((widest - 1, tokens.shape[1]))
-    for variant in programs.ragged_variants:
-        first, last = programs.first_class[variant], programs.widths[variant] - 1
-        own = gains[:last]
-        np.maximum(
-            own, tokens[first + 1 : first + last + 1] - tokens[first : first + last], out=own
-        )
-    gains *= token_values
-    rising = gains.ravel()
-    rising.sort()
-    sums = np.zeros(len(rising) + 2)
-    np.add.accumulate(rising[::-1], out=sums[1:-1])
-    sums[-1] = sums[-2]
-    return sums
-
-
 class Frontier:
     """The proposals of all streams at one lane class, and how P rows are shared in a cohort."""
 
@@ -385,7 +307,7 @@ class Frontier:
         best: list[Cohort] = []
         while todo.any():
             top = bounds[todo].max()
-            if best and top < least:
+            if best and top < least - SLACK * abs(least):
                 break
             floor = best[0].value if best else top
             wanted = todo & (bounds >= floor - SLACK * max(abs(floor), 1.0))

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from helios.scheduler.blocks import Candidate, rank_key, rate_of
+from helios.scheduler.bounds import tops_of_all
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.geometry import Contest, Generating, Integers
 from helios.scheduler.lanes import DeferredLanes
-from helios.scheduler.rounds import lanes_in_order, tops_of_all
+from helios.scheduler.rounds import lanes_in_order
 from helios.scheduler.streams import Floats, Streams, lane_values, ranked
 from helios.scheduler.utility import Lane, View, Yields
 

@@ -132,13 +132,14 @@ def _front(block: Block, pool: Flags | None, floor: float) -> tuple[Key, list[in
         if not top > -np.inf or top < floor - SLACK * abs(floor):
             return None
         if not block.settled[first]:
-            block.settle(first)
+            best = np.where(block.settled, rate, -np.inf)
+            block.settle(first, max(floor, float(best[best.argmax()])))
             continue
         if not block.is_settled:
             bounds = np.where(block.settled, -np.inf, rate)
             other = int(bounds.argmax())
             if bounds[other] >= top - SLACK * abs(top):
-                block.settle(other)
+                block.settle(other, max(floor, top))
                 continue
         tied = np.flatnonzero(rate == top).tolist()
         if len(tied) > 1:
