@@ -138,6 +138,7 @@ class Recorder:
         assert truth is not None, "a frame completes after it was submitted"
         steps.started_ns.append(truth.started_ns)
         steps.device_ns.append(truth.device_ns)
+        steps.predicted_ns.append(pending.plan.estimated_duration_ns)
         steps.graph_index.append(truth.graph_index)
         steps.lanes.append(truth.lanes)
         steps.useful_rows.append(useful)

@@ -50,6 +50,9 @@ class StepLog:
     started_ns: array[int] = dataclasses.field(default_factory=_integers)
     device_ns: array[int] = dataclasses.field(default_factory=_integers)
     """True device interval, before faults of reporting."""
+    predicted_ns: array[int] = dataclasses.field(default_factory=_integers)
+    """What the plan expected it to be; zero for a program that was not measured, and for policies
+    that predict nothing."""
     graph_index: array[int] = dataclasses.field(default_factory=_integers)
     lanes: array[int] = dataclasses.field(default_factory=_integers)
     useful_rows: array[int] = dataclasses.field(default_factory=_integers)

@@ -64,7 +64,7 @@ def steps(
     """Steps as (start ms, device ms, graph index); the other columns are one or zero each."""
     count = len(rows)
     columns = {"lanes": [1] * count, "useful_rows": [1] * count, "physical_rows": [1] * count}
-    zeros = ("offered", "accepted", "decision_ns", "pages_used", "waiting")
+    zeros = ("predicted_ns", "offered", "accepted", "decision_ns", "pages_used", "waiting")
     columns |= {name: [0] * count for name in zeros}
     columns |= {"useful_rows": list(useful)} if useful else {}
     columns |= {"physical_rows": list(physical)} if physical else {}

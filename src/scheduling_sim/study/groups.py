@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from scheduling_sim.study import goodput, long_prompt, policy, replay, speculation, tenants
+from scheduling_sim.study import (
+    contexts,
+    goodput,
+    long_prompt,
+    lookahead,
+    optimum,
+    policy,
+    prompt_heavy,
+    refresh,
+    replay,
+    speculation,
+    tenants,
+)
 from scheduling_sim.study.cells import Group
 
 GROUPS: Final[tuple[Group, ...]] = (
     replay.GROUP,
     long_prompt.GROUP,
+    prompt_heavy.GROUP,
     goodput.GROUP,
     policy.GROUP,
+    refresh.GROUP,
+    lookahead.GROUP,
+    contexts.GROUP,
+    optimum.GROUP,
     speculation.GROUP,
     tenants.GROUP,
 )
