@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from flare.console import results
 from flare.errors import FlareError
 from flare.sim.provenance import source_commit
+from scheduling_sim.report.plots.style import svg_bytes
 from scheduling_sim.study.cells import Group, Row, ordered
 from scheduling_sim.study.groups import GROUPS
 from scheduling_sim.study.page import read_rows, with_table, write_rows
+from scheduling_sim.study.plots import PLOTS
 
 
 class Again(NamedTuple):
@@ -45,8 +47,21 @@ def run_study(only: Sequence[str], page: Path, data: Path, *, again: Again = _MI
             rows = _run_group(group, folder, data, again)
             text = with_table(page.read_text(encoding="utf-8"), group, rows)
             page.write_text(text, encoding="utf-8")
+        _draw(folder, {group.name for group in groups})
     except (ValueError, OSError) as error:
         raise FlareError(str(error)) from error
+
+
+def _draw(folder: Path, changed: Set[str]) -> None:
+    """Draw the plots that show a group of these, from the rows that are there."""
+    known = {group.name: group for group in GROUPS}
+    for plot in PLOTS:
+        if changed.isdisjoint(plot.groups):
+            continue
+        rows = [read_rows(folder, known[name]) for name in plot.groups]
+        if all(rows):
+            path = folder / f"{plot.name}.svg"
+            path.write_bytes(svg_bytes(plot.draw(*rows)))
 
 
 def _run_group(group: Group, folder: Path, data: Path, again: Again) -> dict[str, Row]:
@@ -59,10 +74,11 @@ def _run_group(group: Group, folder: Path, data: Path, again: Again) -> dict[str
             results().print(f"{group.name} {cell.name}: left out, {cell.needs} is not there")
             continue
         results().print(f"{group.name} {number}/{len(group.cells)}: {cell.name}")
-        begun_s = time.process_time()
+        begun_s, started_s = time.process_time(), time.monotonic()
         row = cell.run(data)
-        cpu_s = time.process_time() - begun_s
-        rows[cell.name] = {**row, "commit": commit, "cpu_s": round(cpu_s, 1)}
+        cpu_s, wall_s = time.process_time() - begun_s, time.monotonic() - started_s
+        stamps: Row = {"commit": commit, "cpu_s": round(cpu_s, 1), "wall_s": round(wall_s, 1)}
+        rows[cell.name] = {**row, **stamps}
         write_rows(folder, group, rows)
         spent_s += cpu_s
     if spent_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from scheduling_sim.study import (
+    azure_hour,
     contexts,
     goodput,
     long_prompt,
@@ -23,7 +24,9 @@ GROUPS: Final[tuple[Group, ...]] = (
     replay.GROUP,
     long_prompt.GROUP,
     prompt_heavy.GROUP,
-    goodput.GROUP,
+    goodput.AZURE_GROUP,
+    goodput.MOONCAKE_GROUP,
+    azure_hour.GROUP,
     policy.GROUP,
     refresh.GROUP,
     lookahead.GROUP,

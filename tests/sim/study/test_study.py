@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from flare.errors import FlareError
 from flare.sim import study
 from flare.sim.provenance import source_commit
+from scheduling_sim.report.plots.style import new_figure, svg_bytes
 from scheduling_sim.study import long_prompt, speculation, tenants
 from scheduling_sim.study.cells import Cell, Group, Row, Verdict, number, ordered, text_of
 from scheduling_sim.study.groups import GROUPS
 from scheduling_sim.study.page import read_rows, with_table, write_rows
+from scheduling_sim.study.plots import PLOTS, StudyPlot
 
 ROOT = Path(__file__).parents[3]
 PAGE = "# Page\n<!-- table: small -->\nold\n<!-- end -->\nAfter.\n"
@@ -81,6 +84,26 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(
     assert read_rows(tmp_path / "page", group).keys() == {"a", "c"}
 
 
+def test_plots_are_drawn_again_when_their_groups_were_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def draw(rows: Mapping[str, Row]) -> Figure:
+        drawn.append(set(rows))
+        return new_figure(1, 1)
+
+    monkeypatch.setattr(study, "GROUPS", (small_group([]),))
+    monkeypatch.setattr(
+        study, "PLOTS", (StudyPlot("one", ("small",), draw), StudyPlot("two", ("other",), draw))
+    )
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    study.run_study([], page, tmp_path)
+    assert drawn == [{"a", "c"}]
+    assert (tmp_path / "page" / "one.svg").is_file()
+
+
 def test_verdicts_stand_under_the_table() -> None:
     def judged(rows: Mapping[str, Row]) -> list[Verdict]:
         value = number(rows["a"], "value")
@@ -127,6 +150,17 @@ def test_the_page_shows_the_committed_rows(group: Group) -> None:
     rows = read_rows(ROOT / "docs" / "evaluation", group)
     assert with_table(page, group, rows) == page
     assert rows, f"{group.name} was never run"
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
+def test_every_plot_is_drawn_from_the_committed_rows_and_shown(plot: StudyPlot) -> None:
+    """The file itself is not compared: another version of the plotting library draws others."""
+    known = {group.name: group for group in GROUPS}
+    rows = [read_rows(ROOT / "docs" / "evaluation", known[name]) for name in plot.groups]
+    assert svg_bytes(plot.draw(*rows)).startswith(b"<?xml")
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    assert f"](evaluation/{plot.name}.svg)" in page
+    assert (ROOT / "docs" / "evaluation" / f"{plot.name}.svg").is_file()
 
 
 @pytest.mark.slow

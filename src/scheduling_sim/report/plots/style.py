@@ -77,6 +77,12 @@ def panels(figure: Figure, rows: int) -> list[Axes]:
         return list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
 
 
+def beside(figure: Figure, count: int) -> list[Axes]:
+    """Return axes beside each other that share their vertical axis."""
+    with mpl.rc_context(_SETTINGS):
+        return list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
+
+
 def png_bytes(figure: Figure) -> bytes:
     """Return the figure as a PNG; nothing in it tells when it was drawn."""
     return _saved(figure, "png", {"Software": None})

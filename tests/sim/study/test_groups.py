@@ -1,0 +1,240 @@
+"""The groups' own parts: what they ask for, what they measure, how they judge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helios.scheduler import GraphDescriptor, GraphKind, PolicyConfig
+from scheduling_sim.costs.model import LaneWork
+from scheduling_sim.platforms import platform
+from scheduling_sim.run_log import RunLog
+from scheduling_sim.simulation import Setup, simulate
+from scheduling_sim.study import (
+    azure_hour,
+    contexts,
+    goodput,
+    lookahead,
+    optimum,
+    prompt_heavy,
+    refresh,
+)
+from scheduling_sim.study.cells import Row
+from scheduling_sim.synthetic import SyntheticCosts
+from tests.scheduler.oracles.concave import optimal_prefill_share
+from tests.sim.logs import MS, request, run_log, steps
+from tests.sim.worlds import poisson
+
+SMALL = {"prefills": (64, 512), "rows": 8}
+
+
+# Prompt-heavy arrivals ----------------------------------------------------------------------------
+
+
+def test_the_worst_gap_names_the_frames_that_ran_in_it() -> None:
+    one = request("a", deliveries=(10, 20, 90))
+    other = request("b", deliveries=(10, 60))
+    taken = steps((0, 10, 0), (10, 10, 0), (20, 30, 2), (50, 40, 2), (90, 5, 1))
+    assert prompt_heavy.worst_gap_frames(run_log(one, other, taken=taken)) == "2 prefill"
+    assert prompt_heavy.worst_gap_frames(run_log(request("c"))) == ""
+
+
+def test_a_gap_above_the_bar_is_missed() -> None:
+    row: Row = {
+        "worst gap ms": 1500.0,
+        "gaps over 1 s": 2,
+        "of": 9,
+        "frames in the worst gap": "3 prefill",
+    }
+    slow, fast = prompt_heavy.verdicts({"slow": row, "fast": {**row, "worst gap ms": 1000.0}})
+    assert (slow.is_met, fast.is_met) == (False, True)
+    assert "2 of 9" in slow.why
+    assert "1.5 of it" in slow.line
+
+
+# Concave optimum ----------------------------------------------------------------------------------
+
+
+def test_the_optimum_equals_that_of_another_solver() -> None:
+    """Without mixed graphs one variable is left, which the oracle finds by bisection."""
+    scene, policy = optimum.Scene(4), PolicyConfig(decode_age_price=0.0)
+    machine = optimum.stationary(scene)
+    lane = LaneWork(1, 64, is_prompt=False)
+    decode_shapes, prefill_shapes = [], []
+    for graph in machine.catalog.graphs:
+        batch, tokens = graph.batch_capacity, graph.token_capacity
+        if graph.kind is GraphKind.DECODE:
+            lanes = (lane,) * min(batch, 4)
+            decode_shapes.append((batch, machine.costs.step_ns(graph, lanes) / 1e6))
+        elif graph.kind is GraphKind.PREFILL:
+            work = (LaneWork(tokens, 64, is_prompt=True),)
+            prefill_shapes.append((tokens, machine.costs.step_ns(graph, work) / 1e6))
+    share = optimal_prefill_share(
+        4,
+        decode_shapes,
+        prefill_shapes,
+        output_token_value=policy.output_token_value,
+        token_fairness=policy.token_fairness,
+        delivery_fairness=policy.delivery_fairness,
+    )
+    found = optimum.best_rates(optimum.steps_of(machine, scene), scene, policy)
+    assert found[0] == pytest.approx(share * max(t / ms for t, ms in prefill_shapes), rel=1e-4)
+    each = (1.0 - share) * max(min(b, 4) / ms for b, ms in decode_shapes) / 4
+    assert found[1:] == pytest.approx([each] * 4, rel=1e-4)
+
+
+def test_only_the_long_adaptation_is_judged_by_the_bar() -> None:
+    row: Row = {"scene": "x", "prompt error %": -1.0, "worst decoder error %": 2.5}
+    rows = {"a": {**row, "is default": "no"}, "b": {**row, "is default": "yes"}}
+    long, default = optimum.verdicts(rows)
+    assert not long.is_met
+    assert long.figure == "2.50 %"
+    assert "reported" in default.what
+
+
+# Contexts -----------------------------------------------------------------------------------------
+
+
+def test_both_orders_have_the_same_prompts_and_an_even_load() -> None:
+    rising, shuffled = (contexts.drifting(order) for order in ("rising", "shuffled"))
+    lengths = [one.prompt_tokens for one in rising.requests]
+    assert lengths == sorted(lengths)
+    assert (lengths[0], lengths[-1]) == (1000, 100_000)
+    assert sorted(one.prompt_tokens for one in shuffled.requests) == lengths
+    assert [one.prompt_tokens for one in shuffled.requests] != lengths
+    waits = np.diff([one.arrival_ns for one in rising.requests])
+    assert (np.diff(waits) > 0).all(), "a longer prompt leaves more time behind it"
+
+
+def test_predictions_are_compared_where_there_are_any() -> None:
+    taken = steps((0, 10, 0), (10, 10, 0), (20, 10, 0))
+    for place, predicted_ms in enumerate((0, 12, 5)):
+        taken.predicted_ns[place] = predicted_ms * MS
+    assert contexts.prediction_errors(run_log(taken=taken)) == pytest.approx([20.0, 50.0])
+
+
+def test_a_plan_predicts_what_a_constant_device_takes() -> None:
+    log = constant_run()
+    seen: dict[int, int] = {}
+    for graph, predicted, actual in zip(
+        log.steps.graph_index, log.steps.predicted_ns, log.steps.device_ns, strict=True
+    ):
+        assert predicted == seen.get(graph, 0), "nothing is predicted before it was measured"
+        seen[graph] = actual
+    assert len(seen) > 3
+
+
+def constant_run(build: object = None) -> RunLog:
+    machine = platform("synthetic", costs=SyntheticCosts(context_ns=0, pair_ns=0.0), **SMALL)
+    return simulate(
+        Setup(
+            platform=machine,
+            workload=poisson(30, 8.0, 1),
+            build=build,  # type: ignore[arg-type]
+        )
+    )
+
+
+# Refresh and lookahead ----------------------------------------------------------------------------
+
+
+class TenMs:
+    def step_ns(self, graph: GraphDescriptor | None, lanes: object) -> int:
+        return 10_000_000
+
+
+def decode(batch: int) -> GraphDescriptor:
+    return GraphDescriptor(kind=GraphKind.DECODE, batch_capacity=batch)
+
+
+def test_only_the_first_run_of_the_largest_program_is_spoiled() -> None:
+    costs, lanes = refresh.Spoiled(TenMs()), (LaneWork(1, 8, is_prompt=False),)
+    taken = [costs.step_ns(graph, lanes) for graph in (decode(8), decode(16), decode(16), None)]
+    assert taken == [10_000_000, 50_000_000, 10_000_000, 10_000_000]
+
+
+def test_throttling_ends_after_its_device_time() -> None:
+    costs, lanes = refresh.Throttled(TenMs()), (LaneWork(1, 8, is_prompt=False),)
+    taken = [costs.step_ns(decode(16), lanes) for _ in range(700)]
+    assert taken == [30_000_000] * 667 + [10_000_000] * 33
+
+
+def test_preparation_is_believed_free_and_takes_its_time() -> None:
+    """The device takes what it takes; only what the scheduler hears is changed."""
+    log = constant_run(lookahead.build)
+    told = {
+        (log.graph_names[graph].split("-")[0], predicted)
+        for graph, predicted in zip(log.steps.graph_index, log.steps.predicted_ns, strict=True)
+    }
+    assert ("initialize", 1) in told
+    assert {predicted for kind, predicted in told if kind == "initialize"} == {0, 1}
+    assert all(predicted != 1 for kind, predicted in told if kind in ("decode", "prefill"))
+    assert min(log.steps.device_ns) > 100_000
+
+
+# Goodput ------------------------------------------------------------------------------------------
+
+
+def goodput_row(policy: str, *shares: float) -> Row:
+    ordered = sorted(shares)
+    return {
+        "load %": 95,
+        "policy": policy,
+        "within %": ordered[1],
+        "within, worst gap %": ordered[1] / 2,
+        **{f"within % {place}": share for place, share in enumerate(shares)},
+        **{f"within, worst gap % {place}": share / 2 for place, share in enumerate(shares)},
+    }
+
+
+def test_goodput_is_judged_window_by_window_against_the_best_baseline_of_each() -> None:
+    rows = {
+        "95% helios": goodput_row("helios", 90, 60, 96),
+        "95% helios-other": goodput_row("helios-other", 100, 100, 100),
+        "95% a": goodput_row("a", 70, 50, 80),
+        "95% b": goodput_row("b", 60, 75, 60),
+    }
+    tail, worst = goodput.verdicts(rows)
+    # 90 / 70, 60 / 75 and 96 / 80: one window below 0.98 spoils a median at the bar.
+    assert tail.figure == "1.20 (windows 0.80 to 1.29)"
+    assert not tail.is_met
+    assert worst.figure == tail.figure
+    rows["95% b"] = goodput_row("b", 60, 50, 60)
+    assert goodput.verdicts(rows)[0].is_met
+
+
+def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
+    rows = {
+        "95% helios": goodput_row("helios", 99, 99, 99),
+        "95% a": goodput_row("a", 99, 99, 99),
+    }
+    assert "so 1.01 is the most that there is" in goodput.verdicts(rows)[0].why
+
+
+# The hour -----------------------------------------------------------------------------------------
+
+
+def test_the_hour_is_judged_by_its_wall_time() -> None:
+    row: Row = {"frames": 1000, "wall_s": 700.0, "cpu_s": 300.0}
+    (late,) = azure_hour.verdicts({"helios": row})
+    assert not late.is_met
+    assert "alone on a core 0.5" in late.by
+    assert azure_hour.verdicts({"helios": {"frames": 1000}}) == []
+
+
+@pytest.mark.slow
+def test_the_long_adaptation_meets_the_optimum_and_the_default_does_not() -> None:
+    long = optimum.errors("4 decoders", default=False, seconds=24.0)
+    default = optimum.errors("4 decoders", default=True, seconds=12.0)
+    assert abs(float(str(long["prompt error %"]))) < 2.0
+    assert abs(float(str(default["prompt error %"]))) > 2.0
+
+
+@pytest.mark.slow
+def test_refresh_finds_the_speed_again_that_an_outlier_hid() -> None:
+    speeds = {
+        refreshes: refresh.run_case("outlier at first sight", refreshes=refreshes, seconds=70.0)
+        for refreshes in (True, False)
+    }
+    found, lost = (float(str(speeds[each]["last quarter tok/s"])) for each in (True, False))
+    assert found > 1.2 * lost
