@@ -1,6 +1,6 @@
 """What funded timing refresh buys: estimates that turned wrong, with and without a second look.
 
-Sixteen streams decode without end. Either the first run of the largest program takes five times as
+Sixteen users ask without a pause. Either the first run of the largest program takes five times as
 long (an outlier that spoils its estimate), or it is three times as slow for the first 20 s of
 device time and then recovers (costs that drift). A program that does not win is not run and so not
 measured: only refresh can find out. Without refresh, estimates never grow stale.
@@ -26,6 +26,8 @@ STREAMS: Final = 16
 SECONDS: Final = 100.0
 _UNDISTURBED: Final = "nothing wrong"
 _NEVER_NS: Final = 10**17
+_ANSWER: Final = 500
+"""Output tokens of a request; the next one follows at once, so that contexts stay short."""
 _SPOILED: Final = 5
 _THROTTLED: Final = 3
 _THROTTLED_NS: Final = 20_000_000_000
@@ -85,11 +87,11 @@ def run_case(case: str, *, refreshes: bool, seconds: float = SECONDS) -> Row:
     asked = workload(
         "closed-loop",
         users=STREAMS,
-        requests_per_user=1,
+        requests_per_user=round(seconds * 200 / _ANSWER),
         think_s=0.0,
         ramp_s=0.0,
         prompt="fixed:128",
-        output=f"fixed:{round(seconds * 200)}",
+        output=f"fixed:{_ANSWER}",
     )
     options = {} if refreshes else {"estimate_ttl_ns": _NEVER_NS}
     until_ns = round(seconds * 1e9)
