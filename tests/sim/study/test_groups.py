@@ -11,7 +11,6 @@ from scheduling_sim.platforms import platform
 from scheduling_sim.run_log import RunLog
 from scheduling_sim.simulation import Setup, simulate
 from scheduling_sim.study import (
-    azure_hour,
     contexts,
     goodput,
     lookahead,
@@ -209,17 +208,6 @@ def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
         "95% a": goodput_row("a", 99, 99, 99),
     }
     assert "so 1.01 is the most that there is" in goodput.verdicts(rows)[0].why
-
-
-# The hour -----------------------------------------------------------------------------------------
-
-
-def test_the_hour_is_judged_by_its_wall_time() -> None:
-    row: Row = {"frames": 1000, "wall_s": 700.0, "cpu_s": 300.0}
-    (late,) = azure_hour.verdicts({"helios": row})
-    assert not late.is_met
-    assert "alone on a core 0.5" in late.by
-    assert azure_hour.verdicts({"helios": {"frames": 1000}}) == []
 
 
 @pytest.mark.slow
