@@ -40,10 +40,10 @@ format: .venv/dev.stamp  ## Rewrite what can be rewritten.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/dev.stamp  ## Decision cost, one step of every shape, and serving; prints tables, appends to benchmarks/results.
+bench: .venv/dev.stamp  ## Decision cost, one step of every shape, and serving; prints tables.
 	$(BIN)/python benchmarks/plan_latency.py
 	$(BIN)/python benchmarks/native_step.py
-	$(BIN)/python benchmarks/serving.py
+	$(BIN)/flare bench --start 'flare=$(BIN)/flare run --port {port}' -s readme --markdown
 
 clean:  ## Remove the virtual environment and caches of the tools.
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis

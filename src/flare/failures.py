@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flare.errors import FlareError
-from flare.load import LoadError
 from flare.trace import TraceError
 from helios.engine.backend import EngineUnavailableError
 from helios.runtime.text import TextError
@@ -20,7 +19,6 @@ from ignition.sources import SourceError
 _EXPECTED = (
     FlareError,
     TraceError,
-    LoadError,
     SchedulerError,
     EngineUnavailableError,
     AddressError,

@@ -164,11 +164,14 @@ def test_a_model_is_prepared_once_served_traced_and_stopped(
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 9
         tokenizer = ["--tokenizer", str(tiny / "tokenizer.json")]
-        bench = ["bench", url, "--scenarios", "A,T", "--no-warm", *tokenizer]
-        assert run_command(bench) == 0
-        figures = capsys.readouterr().out
-        assert "tokens per s" in figures
-        assert "inside programs percent" in figures
+        json_path = tmp_path / "bench.json"
+        bench = ["bench", url, "-s", "streams-1,first-token", "--json", str(json_path)]
+        assert run_command([*bench, *tokenizer]) == 0
+        assert "1 stream: output, tok/s" in capsys.readouterr().out
+        (one, _) = json.loads(json_path.read_text())["results"]
+        assert one["figures"]["output_tokens"] == 128
+        assert one["figures"]["prompt_tokens_mean"] == 64
+        assert 0 < one["figures"]["inside_programs_share"] <= 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 

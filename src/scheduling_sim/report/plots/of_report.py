@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from scheduling_sim.metrics.latency import all_gaps_ns, ttfts_ns
 from scheduling_sim.metrics.window import measured_requests
 from scheduling_sim.report.plots.by_parameter import Line, parameter_figure
 from scheduling_sim.report.plots.cdf import Sample, cdf_figure
+from scheduling_sim.report.plots.figure import Plot
 from scheduling_sim.report.plots.frontier import Point, frontier_figure
 from scheduling_sim.report.plots.timeline import timeline_figure
 from scheduling_sim.report.runs import Report, ReportedRun
@@ -19,15 +19,6 @@ from scheduling_sim.report.runs import Report, ReportedRun
 MOST_CURVES: Final = 8
 """More curves in one plot than the palette has colours tell nothing."""
 _MOST_TIMELINES: Final = 4
-
-
-class Plot(NamedTuple):
-    """One figure of a report."""
-
-    name: str
-    """File name without its ending."""
-    caption: str
-    figure: Figure
 
 
 def plots(report: Report) -> Iterator[Plot]:

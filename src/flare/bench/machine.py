@@ -1,15 +1,12 @@
-"""What a result must say about where it was measured: machine, commit, versions; never a path."""
+"""What a result says about where it was measured: the machine and its load; never a path."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
-import subprocess
 import time
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine() -> dict[str, object]:
@@ -32,16 +29,6 @@ def machine() -> dict[str, object]:
     }
 
 
-def commit() -> str:
-    """Return the short commit, with a plus sign when files differ from it; else `unknown`."""
-    try:
-        head = _git("rev-parse", "--short", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head + ("+" if changed else "")
-
-
 def busy_share(seconds: float = 1.0) -> float:
     """Return the share of processor time that others use now; a figure above 0.1 spoils results."""
 
@@ -57,11 +44,6 @@ def busy_share(seconds: float = 1.0) -> float:
     time.sleep(seconds)
     total, idle = (after - earlier for after, earlier in zip(reading(), before, strict=True))
     return round(1 - idle / total, 3) if total else 0.0
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def now() -> str:
