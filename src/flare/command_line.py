@@ -20,6 +20,7 @@ from flare.commands.plan import plan
 from flare.commands.prepare import prepare
 from flare.commands.run import run
 from flare.commands.sim import sim
+from flare.commands.top import top
 from flare.commands.trace import trace
 from flare.console import notices, results
 from flare.failures import is_expected
@@ -55,7 +56,7 @@ def version() -> None:
     results().print(f"flare {__version__}", highlight=False)
 
 
-for _command in (run, chat, fetch, plan, prepare, inspect, bench, trace):
+for _command in (run, chat, fetch, plan, prepare, inspect, bench, top, trace):
     app.command()(_command)
 app.add_typer(sim)
 
