@@ -70,17 +70,24 @@ def test_a_burst_is_one_delivery_and_only_its_end_token_is_hidden() -> None:
     assert [tokens for _, tokens in result.delivered] == [3]
 
 
-def test_a_stop_string_inside_a_burst_hides_the_rest_and_counts_it() -> None:
+def test_what_a_burst_has_behind_a_stop_string_is_neither_shown_nor_counted() -> None:
     submit = request("a", stop=("bc",), sampling=SamplingMessage(temperature=0.0, top_logprobs=0))
     scores = tuple(logprobs_of(token, 0) for token in range(5))
     outputs = [LaneOutput(tokens=(0, 1, 2, 3, 4), logprobs=scores)]
     result, (live,) = published([submit], outputs, ends=False)
     (delta,) = result.events
     assert isinstance(delta, Delta)
-    assert (delta.text, delta.token_ids) == ("a", (0, 1, 2, 3, 4))
-    assert [entry.token_id for entry in delta.logprobs] == [0, 1, 2, 3, 4]
+    assert (delta.text, delta.token_ids) == ("a", (0, 1, 2))
+    assert [entry.token_id for entry in delta.logprobs] == [0, 1, 2]
     assert result.stopped == [live]
-    assert (live.output_tokens, live.stop_matched) == (5, "bc")
+    assert (live.output_tokens, live.stop_matched) == (3, "bc")
+
+
+def test_a_burst_with_a_stop_string_before_its_stop_token_ends_at_the_string() -> None:
+    outputs = [LaneOutput(tokens=(0, 1, 2, EOS), terminated=True)]
+    result, (live,) = published([request("a", stop=("ab",))], outputs, ends=True)
+    assert result.events == [Delta(request_id="a", text="", token_ids=(0, 1))]
+    assert (live.output_tokens, live.finish_reason, live.stop_matched) == (2, "stop", "ab")
 
 
 def test_lanes_keep_their_own_tokens() -> None:

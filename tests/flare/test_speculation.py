@@ -130,11 +130,7 @@ def test_a_stop_string_inside_a_burst_ends_the_answer_there(servers) -> None:
             if stop:
                 bodies.append(body_of(number, max_tokens=60, stop=[stop]))
     answers = copying.ask_all(bodies, 4)
-    expected = plain.ask_all(bodies, 4)
-    assert [answer[:3] for answer in answers] == [answer[:3] for answer in expected]
-    # Tokens that a round committed behind the stop string are counted, as they were computed.
-    for (*_, counted), (*_, least) in zip(answers, expected, strict=True):
-        assert least <= counted <= least + 7
+    assert answers == plain.ask_all(bodies, 4)
     assert sum(answer[1] == "stop" for answer in answers) > len(bodies) // 2
 
 

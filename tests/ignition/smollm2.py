@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,8 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def catalog() -> Catalog:
-    return catalog_of(prefill=(16, 32, 64, 112), scored=(64, 112), buckets=BUCKETS)
+def catalog(rounds: Sequence[tuple[int, int]] = ()) -> Catalog:
+    return catalog_of(prefill=(16, 32, 64, 112), scored=(64, 112), buckets=BUCKETS, rounds=rounds)
 
 
 def eager_driver(checkpoint: Checkpoint) -> Driver:
@@ -71,12 +72,14 @@ def eager_driver(checkpoint: Checkpoint) -> Driver:
     return Driver(model)
 
 
-def native_driver(checkpoint: Checkpoint, precision: Any) -> Driver:
+def native_driver(
+    checkpoint: Checkpoint, precision: Any, rounds: Sequence[tuple[int, int]] = ()
+) -> Driver:
     dtype = np.float32 if precision == "fp32" else np.float16
     model = NativeModel(
         geometry=checkpoint.geometry,
         pool=POOL,
-        catalog=catalog(),
+        catalog=catalog(rounds),
         arrays=pack(checkpoint, precision),
         library=library_for(checkpoint.geometry, precision, pool=POOL),
         state=ServingState.allocate(checkpoint.geometry, POOL, dtype),

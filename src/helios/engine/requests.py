@@ -176,26 +176,27 @@ class LiveRequest:
         """Take the output tokens that one lane committed; return the text they made visible.
 
         `terminated` says that the last of them is one of the row's stop tokens, `is_last` that no
-        other follows. A stop string that they complete sets `finish_reason`; what follows it is
-        counted and not shown.
+        other follows. A stop string that they complete sets `finish_reason`; tokens behind it are
+        neither shown nor counted, as if they had come one by one.
         """
-        self.output_tokens += len(tokens)
-        self._undelivered_tokens += tokens
         if self._outputs is not None:
+            # What the row's state holds, shown or not.
             self._outputs += tokens
         if self._copying is not None:
             source = self._copy_source(self._copying)
             source.extend(tokens)
             self.proposal = () if is_last else tuple(source.propose())
-        if logprobs:
-            self._undelivered_logprobs += map(_entry_of, tokens, logprobs)
         # The text of a stop token belongs to the answer no more than a stop string does.
         shown = tokens[:-1] if terminated and not self._include_stop else tokens
         visible = ""
         if shown:
-            push = self._text_side().push
-            text = push(shown[0]) if len(shown) == 1 else "".join([push(each) for each in shown])
-            visible = self._show(text)
+            visible, used = self._show_tokens(shown)
+            if used < len(shown):
+                tokens = tokens[:used]
+        self.output_tokens += len(tokens)
+        self._undelivered_tokens += tokens
+        if logprobs:
+            self._undelivered_logprobs += map(_entry_of, tokens, logprobs)
         if is_last:
             visible += self._finish_text()
             if self.finish_reason is None:
@@ -281,6 +282,20 @@ class LiveRequest:
         if self._detokenizer is None:
             self._detokenizer = self._detokenizers(TokenView(self.accepted.prompt))
         return self._detokenizer
+
+    def _show_tokens(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """Return the text that tokens made visible, and how many until a stop string was whole."""
+        push = self._text_side().push
+        if len(tokens) == 1:
+            return self._show(push(tokens[0])), 1
+        if self._filter is None:
+            return "".join([push(token) for token in tokens]), len(tokens)
+        visible = ""
+        for used, token in enumerate(tokens, 1):
+            visible += self._show(push(token))
+            if self._filter.matched is not None:
+                return visible, used
+        return visible, len(tokens)
 
     def _show(self, text: str) -> str:
         """Pass text through the stop strings; a match completes the output."""
