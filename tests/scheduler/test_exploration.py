@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 
 import pytest
 
 from helios.scheduler import (
+    Catalog,
     CompletionRecord,
     ExecutionTiming,
     Fence,
     GeneratedToken,
+    GraphKind,
     PolicyConfig,
     ScheduledPlan,
     SelectionReason,
     StalePlanError,
     UnknownHandleError,
+    exploration,
     format_trace,
     parse_trace,
 )
@@ -297,6 +301,55 @@ def test_commit_rechecks_the_freshness_of_a_saved_plan() -> None:
     world.scheduler._state.costs.ttl_ns = 1
     with pytest.raises(StalePlanError, match="no longer fresh"):
         world.scheduler.commit(saved, Fence(10_000))
+
+
+def prompts_with_costs_of_their_own(ttl_ms: int) -> World:
+    """Return a world whose prefill costs depend on how much of the prompt is cached."""
+    programs = {"initialize-b1": 0.2, "prefill-c64": 4.0, "prefill-c256": 9.0, "decode-b1": 3.0}
+    model = modelled({**programs, "terminal-b1": 0.2})
+    split = (512, 1_024, 2_048)
+    catalog = Catalog.of(
+        dataclasses.replace(graph, context_intervals=split)
+        if graph.kind is GraphKind.PREFILL
+        else graph
+        for graph in model.catalog.graphs
+    )
+    policy = dataclasses.replace(PolicyConfig.balanced(), estimate_ttl_ns=ttl_ms * MS)
+    return World(ModelledCatalog(catalog, model.duration_ns), rows=4, policy=policy)
+
+
+def test_a_refresh_is_of_the_cost_that_prices_its_own_prompt() -> None:
+    """A prefill may be stale at the mean of all prompts and fresh at the one that it would run.
+
+    Such a plan was refused at commit and made again, so that nothing ran any more (11.5; 13.2).
+    """
+    world = prompts_with_costs_of_their_own(ttl_ms=1_000)
+    world.admit("deep", 9_000, 1)
+    state = world.scheduler._state
+    while not (resident := state.table.resident) or resident[0].prompt_done <= 2_600:
+        world.step()
+    world.admit("new", 450, 1)
+    while any(request.stages for request in resident) or len(resident) < 2:
+        world.step()
+    assert [request.prompt_done > 2_048 for request in resident] == [True, False]
+    world.advance_to(world.now_ns + 2_000 * MS)
+    exploration.on_complete(state, SelectionReason.ORDINARY, 60_000 * MS, 60_000 * MS)
+    prefills = state.catalog.indices_of(GraphKind.PREFILL)
+    for request, graph in itertools.product(resident, prefills):
+        entry = state.costs.entry_of(graph, float(request.prompt_done))
+        state.costs.observe(entry, 4 * MS, world.now_ns)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.reason is SelectionReason.ORDINARY, "the mean of both prompts prices neither"
+    world.advance_to(world.now_ns + 2_000 * MS)
+    exploration.on_complete(state, SelectionReason.ORDINARY, 60_000 * MS, 60_000 * MS)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.reason is REFRESH
+    position = float(plan.steps[0].position)
+    assert plan.cost_index == state.costs.entry_of(plan.graph_index, position)
+    assert world.step()
+    assert world.log[-1].plan.reason is REFRESH
 
 
 def test_a_stale_ordinary_winner_spends_nothing() -> None:

@@ -31,6 +31,7 @@ from helios.scheduler.policy import (
     Decision,
     Selected,
     ceilings_of,
+    cost_index_of,
     rank_key,
     reason_of,
     requests_of,
@@ -41,6 +42,9 @@ from helios.scheduler.requests import Request
 from helios.scheduler.rounds import SLACK
 from helios.scheduler.state import State
 from helios.scheduler.streams import lane_limits
+from helios.scheduler.utility import View
+
+_PREFILLS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
 
 ROUNDS = (GraphKind.SPECULATIVE, GraphKind.MIXED)
 """Kinds whose lanes have a depth that a probe can go beyond."""
@@ -219,16 +223,42 @@ def _offer_of(state: State, candidate: Candidate) -> Offer[Candidate, Request]:
 
 
 def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candidate | None:
-    attention = stale_attention_ns(
-        state.costs,
-        state.dispatches,
-        cost_indices=state.standing().cost_indices,
-        winner_graph=winner.graph_index,
-        now_ns=state.now_ns,
-    )
+    attention = _stale_costs(state, decision.view, winner.graph_index)
     if not attention:
         return None
-    return stale_alternative(decision.alternatives(attention), attention, rank=rank_key)
+    return stale_alternative(
+        decision.alternatives(attention),
+        attention,
+        rank=rank_key,
+        priced_by=partial(cost_index_of, decision.view),
+    )
+
+
+def _stale_costs(state: State, view: View, winner_graph: int) -> dict[int, int]:
+    """Return the stale cost entries that price something now, with the time of their attention.
+
+    Where prompts have entries of their own, a prefill is stale for some prompts and fresh for
+    others, and the mean of all prompts prices none of them.
+    """
+    looked = partial(
+        stale_attention_ns,
+        state.costs,
+        state.dispatches,
+        winner_graph=winner_graph,
+        now_ns=state.now_ns,
+    )
+    means = state.standing().cost_indices
+    found = {means[graph]: at for graph, at in looked(cost_indices=means).items()}
+    if not view.prompt_costs:
+        return found
+    prefills = {index for kind in _PREFILLS for index in state.catalog.indices_of(kind)}
+    found = {
+        entry: at for entry, at in found.items() if state.costs.graph_of(entry) not in prefills
+    }
+    for entries, _ in view.prompt_costs.values():
+        own = looked(cost_indices=entries)
+        found.update({entries[graph]: at for graph, at in own.items() if graph in prefills})
+    return found
 
 
 def check_funded(state: State, plan: ScheduledPlan, *, is_fresh: bool) -> None:

@@ -12,6 +12,8 @@ from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from helios.scheduler.blocks import Block, Candidate, Listed, Terms, rank_key
 from helios.scheduler.candidates import (
     generating_blocks,
@@ -25,6 +27,7 @@ from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
 from helios.scheduler.generation import Generation
+from helios.scheduler.geometry import Integers
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.plan import (
@@ -143,16 +146,16 @@ class Decision:
         return [candidate for candidate in found if candidate is not None]
 
     def alternatives(self, attention_ns: Mapping[int, int]) -> list[Candidate]:
-        """Return candidates of the graphs looked at least recently, the best of them among these.
+        """Return candidates at the costs looked at least recently, the best of them among these.
 
-        `attention_ns` has, by graph, when each was last looked at; other graphs are left out.
+        `attention_ns` has, by cost entry, when each was last looked at; other costs are left out.
         Redundant padding is allowed, for this is about graphs and not about the work they do.
         """
         view, units, waiting = self.view, self.units, self.waiting
         blocks: list[Block] = [block for block in self.blocks if isinstance(block, Generation)]
         blocks += listed_blocks(view, units, waiting, padded=True)
         blocks += preparing_blocks(self.scene, units, padded=True)
-        return least_recent(blocks, attention_ns, len(view.durations_ms))
+        return least_recent(blocks, [_priced_by(view, block) for block in blocks], attention_ns)
 
     def optimistic(self) -> list[Block]:
         """Return the programs that generate, priced with acceptance as good as it may still be.
@@ -219,6 +222,16 @@ def cost_index_of(view: View, candidate: Candidate) -> int:
     is_prefill = graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
     request = candidate.lanes[0].request if is_prefill else None
     return view.cost_index_of(candidate.graph_index, request)
+
+
+def _priced_by(view: View, block: Block) -> Integers:
+    """Return the cost entry of each entry of a block; a prefill has that of its own prompt."""
+    if view.cost_indices is None:
+        return block.graph
+    if isinstance(block, Listed):
+        entries = [cost_index_of(view, candidate) for candidate in block.candidates]
+        return np.array(entries, dtype=np.int64)
+    return np.array(view.cost_indices, dtype=np.int64)[block.graph]
 
 
 def needs_empty_queue(view: View, candidate: Candidate, *, is_fresh: bool) -> bool:

@@ -80,19 +80,27 @@ def stale_attention_ns(
     return attention
 
 
+def _graph_of(candidate: Priced) -> int:
+    return candidate.graph_index
+
+
 def stale_alternative(
-    candidates: Iterable[C], attention_ns: Mapping[int, int], *, rank: Callable[[C], Any]
+    candidates: Iterable[C],
+    attention_ns: Mapping[int, int],
+    *,
+    rank: Callable[[C], Any],
+    priced_by: Callable[[C], int] = _graph_of,
 ) -> C | None:
     """Return the feasible stale alternative to measure next; None without any.
 
     `candidates` may contain shapes with redundant padding and fresh ones; `attention_ns` has the
-    graphs at stale costs. Unmeasured graphs, also as the second stage of a pair, are left to
-    discovery. `rank` orders equals, better first.
+    stale costs, by the key that `priced_by` gives a candidate. Unmeasured graphs, also as the
+    second stage of a pair, are left to discovery. `rank` orders equals, better first.
     """
     best: list[C] = []
     best_ns = 0
     for candidate in candidates:
-        at_ns = attention_ns.get(candidate.graph_index)
+        at_ns = attention_ns.get(priced_by(candidate))
         if at_ns is None or not candidate.determinate:
             continue
         if not best or at_ns < best_ns:

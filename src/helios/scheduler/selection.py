@@ -165,19 +165,22 @@ NEVER_NS = np.iinfo(np.int64).max
 
 
 def least_recent(
-    blocks: Sequence[Block], attention_ns: Mapping[int, int], graph_count: int
+    blocks: Sequence[Block], priced_by: Sequence[Integers], attention_ns: Mapping[int, int]
 ) -> list[Candidate]:
-    """Return candidates of the graphs that were looked at first, the best of them among these.
+    """Return candidates of the costs that were looked at first, the best of them among these.
 
-    Entries of unmeasured durations do not count. Bounds that the best settled score rules out are
-    not materialised, so that a hundred graphs that are stale together cost no more than a few.
+    `priced_by` has, by block, the cost entry of each of its entries; costs that `attention_ns`
+    lacks are left out. Entries of unmeasured durations do not count. Bounds that the best settled
+    score rules out are not materialised, so that a hundred graphs that are stale together cost no
+    more than a few.
     """
-    looked_ns: Integers = np.full(graph_count, NEVER_NS, dtype=np.int64)
+    known = [int(costs.max(initial=0)) for costs in priced_by]
+    looked_ns: Integers = np.full(1 + max([*attention_ns, *known]), NEVER_NS, dtype=np.int64)
     looked_ns[list(attention_ns)] = list(attention_ns.values())
     places = []
-    for block in blocks:
+    for block, costs in zip(blocks, priced_by, strict=True):
         usable = block.determinate & (block.rate > -np.inf)
-        places.append(np.where(usable, looked_ns[block.graph], NEVER_NS))
+        places.append(np.where(usable, looked_ns[costs], NEVER_NS))
     first_ns = min((place.min(initial=NEVER_NS) for place in places), default=NEVER_NS)
     if first_ns == NEVER_NS:
         return []
