@@ -251,7 +251,7 @@ def _stale_costs(state: State, view: View, winner_graph: int) -> dict[int, int]:
     found = {means[graph]: at for graph, at in looked(cost_indices=means).items()}
     if not view.prompt_costs:
         return found
-    prefills = {index for kind in _PREFILLS for index in state.catalog.indices_of(kind)}
+    prefills = [index for kind in _PREFILLS for index in state.catalog.indices_of(kind)]
     found = {
         entry: at for entry, at in found.items() if state.costs.graph_of(entry) not in prefills
     }
