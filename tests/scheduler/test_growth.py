@@ -53,6 +53,77 @@ def test_a_prompt_takes_what_there_is() -> None:
     assert budget([], [Lane(0, 0, 20, 100)], 3) == Budget((0,), 5, 0), "an image is atomic"
 
 
+def test_a_prompt_takes_further_pages_only_while_it_can_become_a_whole() -> None:
+    """Until then it goes as far as the pages that it holds, and waits (6.3)."""
+    covered = Lane(8, 2, 1, 8, 16)
+    assert budget([], [covered], 4) == Budget((8,), 0, 2)
+    assert budget([], [covered], 3, extent=1) == Budget((0,), 1, 0), "nobody advances: it wants"
+    assert budget([], [Lane(9, 3, 1, 8, 16)], 3) == Budget((3,), 0, 0), "within what it holds"
+    stream = Lane(4, 1, 1, 1)
+    assert budget([stream], [covered], 4) == Budget((1, 0), 0, 1), "streams end: it waits"
+    full = budget([stream], [covered], 0)
+    assert full == Budget((0, 0), 2, 0), "all are stuck: both want"
+
+
+def test_prompts_are_promised_their_pages_in_their_order() -> None:
+    """Those who are let through can all become whole; who cannot does not stop a smaller one."""
+    one, two, small = Lane(0, 0, 1, 8, 16), Lane(0, 0, 1, 8, 16), Lane(0, 0, 1, 8, 4)
+    assert budget([], [one, two], 8).tokens == (8, 8)
+    assert budget([], [one, two], 7).tokens == (8, 0)
+    assert budget([], [one, two, small], 5).tokens == (8, 0, 4)
+    assert budget([], [two, one], 7).pages_wanted == 0
+
+
+def test_the_budget_is_what_a_count_page_by_page_says() -> None:
+    """A dumb twin: pages are dealt one at a time from a heap, by the sentences of 6.3."""
+    rng = random.Random(11)
+    seen = {"uncovered": 0, "covered": 0, "wanted": 0}
+    for _ in range(3_000):
+        generating = [random_lane(rng) for _ in range(rng.randrange(3))]
+        prompts = [
+            lane._replace(whole=lane.most + rng.randrange(12))
+            for lane in (random_lane(rng) for _ in range(rng.randrange(4)))
+        ]
+        available, extent = rng.randrange(14), rng.randrange(3)
+        found = budget(generating, prompts, available, extent)
+        heap = ["page"] * available
+        expected = [
+            dealt(lane, lane.most, heap, extent) or dealt(lane, lane.least, heap, extent)
+            for lane in generating
+        ]
+        waits = False
+        for lane in prompts:
+            spare = list(heap)
+            is_covered = dealt(lane, lane.whole, spare, extent) > 0
+            reach = lane.most
+            while reach and not dealt(lane, reach, list(heap if is_covered else ()), extent):
+                reach -= 1
+            expected.append(reach if reach >= lane.least else 0)
+            if is_covered:
+                heap = spare
+                seen["covered"] += 1
+            else:
+                seen["uncovered"] += 1
+                waits = waits or expected[-1] == 0
+        assert found.tokens == tuple(expected)
+        stuck = 0 in expected[: len(generating)] or (waits and not any(expected))
+        assert (found.pages_wanted > 0) == stuck
+        seen["wanted"] += stuck
+    assert min(seen.values()) > 300, seen
+
+
+def dealt(lane: Lane, tokens: int, heap: list[str], extent: int) -> int:
+    """Deal pages until the lane holds that many tokens; return them, or 0 and deal nothing."""
+    count, spare = lane.pages, list(heap)
+    while count * PAGE < lane.position + tokens + extent:
+        if not spare:
+            return 0
+        spare.pop()
+        count += 1
+    heap[:] = spare
+    return tokens
+
+
 def test_every_cohort_within_the_budget_fits() -> None:
     """Whatever subset of generating lanes runs, beside at most one prompt, its pages exist."""
     rng = random.Random(7)

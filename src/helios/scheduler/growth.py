@@ -3,6 +3,8 @@
 Every frame holds the pages of its whole execution ceiling plus the draft extent before it is
 submitted. The budget below is drawn up so that any cohort of requests that it lets through, with at
 most one prompt among them, fits: an allocation that fails never ends a selection, it is not in it.
+A prompt takes further pages only while all that it still needs are there for it: prompts that could
+not all end would otherwise each hold a part, and none of them would give it back (decision 0016).
 docs/design/scheduling-runtime.md section 6.
 """
 
@@ -23,6 +25,8 @@ class Lane(NamedTuple):
     """Tokens that a lane must be able to write to advance at all."""
     most: int
     """Tokens that its longest lane would write."""
+    whole: int = 0
+    """Of a prompt: tokens until it generates, the first one that it then feeds back included."""
 
 
 class Budget(NamedTuple):
@@ -30,7 +34,8 @@ class Budget(NamedTuple):
 
     tokens: tuple[int, ...]
     pages_wanted: int
-    """Pages that the lanes which were cut to zero want for their least."""
+    """Pages that the lanes which were cut to zero, and do not wait for others, want for their
+    least."""
     pages_used: int
     """Most pages that a frame planned within this budget can take."""
 
@@ -57,7 +62,10 @@ def budget_of(
     """Share the available pages out among the lanes, each group in the order it is given.
 
     Generating lanes come first: each needs little, and a page given to it lets it end. What they
-    leave may go to any one prompt, because a frame has at most one.
+    leave may go to any one prompt, because a frame has at most one. Of that a prompt gets nothing
+    unless its `whole` fits beside those of the prompts before it that are let through: until then
+    it has the pages that it holds. It waits for pages rather than wants them as long as anybody
+    advances, since those who do will end.
     """
     left, wanted = available, 0
     tokens = []
@@ -71,14 +79,21 @@ def budget_of(
         else:
             wanted += needed
             tokens.append(0)
-    prompt_pages = 0
+    prompt_pages = promised = waited = 0
     for lane in prompts:
-        reach = reach_of(lane, left, page_size, extent)
+        whole = pages_to_add(lane.whole, lane, page_size, extent) if lane.whole else 0
+        is_covered = promised + whole <= left
+        reach = reach_of(lane, left - promised if is_covered else 0, page_size, extent)
+        if is_covered:
+            promised += whole
         if reach < lane.least:
-            wanted += pages_to_add(lane.least, lane, page_size, extent)
+            needed = pages_to_add(lane.least, lane, page_size, extent)
+            wanted, waited = (wanted + needed, waited) if is_covered else (wanted, waited + needed)
             reach = 0
         else:
             needed = pages_to_add(reach, lane, page_size, extent)
             prompt_pages = max(prompt_pages, needed)
         tokens.append(reach)
+    if not any(tokens):
+        wanted += waited
     return Budget(tuple(tokens), wanted, available - left + prompt_pages)

@@ -50,7 +50,7 @@ def _draw(state: State) -> bool:
         extent=config.draft_extent_tokens,
     )
     state.store.make_room(budget.pages_used)
-    state.growth_pages = _least_pages(state, [*lanes, *prompt_lanes])
+    state.growth_pages = _promised_pages(state, [*lanes, *prompt_lanes])
     running = [*generating, *prompts]
     for request, tokens in zip(running, budget.tokens, strict=True):
         request.reach = tokens
@@ -76,7 +76,7 @@ def _by_need(state: State) -> tuple[list[Request], list[Request], bool]:
         else:
             prompts.append(request)
     generating.sort(key=_least_recently_served)
-    prompts.sort(key=_least_recently_served)
+    # Prompts stay in the order in which they became resident: who has begun goes on.
     return generating, prompts, is_waiting
 
 
@@ -97,13 +97,17 @@ def _prompt_lane(state: State, request: Request) -> Lane:
         if index < len(images) and images[index].start == request.prompt_done:
             least = images[index].tokens
     most = max(least, min(request.remaining_prompt, state.longest_chunk))
-    return Lane(request.prompt_done, len(request.pages), least, most)
+    whole = request.remaining_prompt + (request.output_count < request.max_output)
+    return Lane(request.prompt_done, len(request.pages), least, most, whole)
 
 
-def _least_pages(state: State, lanes: Sequence[Lane]) -> int:
+def _promised_pages(state: State, lanes: Sequence[Lane]) -> int:
+    """Return the pages that no newcomer may have: all of every prompt, a step of the others."""
     config = state.pool.config
     return sum(
-        pages_to_add(lane.least, lane, config.page_size_tokens, config.draft_extent_tokens)
+        pages_to_add(
+            max(lane.least, lane.whole), lane, config.page_size_tokens, config.draft_extent_tokens
+        )
         for lane in lanes
     )
 
@@ -130,7 +134,11 @@ def pages_to_seat(state: State, request: Request, resumed_tokens: int) -> int:
 
 
 def fits(state: State, source: Checkpoint | None, page_count: int, resumed_tokens: int) -> bool:
-    """Tell whether the pages are within reach, and residents can still grow after it."""
+    """Tell whether the pages are within reach and promised to no resident.
+
+    The newcomer's own later pages are not asked for: with its first chunk it stands in the order of
+    the prompts, so that nobody who comes later can keep it from them.
+    """
     shared: Pages = ()
     if source is not None:
         shared = source.pages[: resumed_tokens // state.pool.config.page_size_tokens]
@@ -208,11 +216,17 @@ def take_pages(state: State, plan: ScheduledPlan, requests: Sequence[Request]) -
 
 
 def _preempt_one(state: State, running: Sequence[Request]) -> None:
-    """Begin to retire the running request with the lowest value rate per page."""
+    """Begin to retire the running request with the lowest value rate per page.
+
+    One that replays more than a chunk after an earlier preemption is left alone while there is
+    another: it owns the pages of its next token, and would be thrown away again and again.
+    """
     rates = _value_rates(state, running)
     sole = state.pool.sole_pages
+    eligible = [request for request in running if not _replays_long(state, request)]
     arrival = preempted_of(
-        Holding(request.arrival, rates.get(request), sole(request.pages)) for request in running
+        Holding(request.arrival, rates.get(request), sole(request.pages))
+        for request in eligible or running
     )
     request = next(request for request in running if request.arrival == arrival)
     request.is_leaving = True
@@ -220,6 +234,11 @@ def _preempt_one(state: State, running: Sequence[Request]) -> None:
     request.epoch = state.version
     if request.queued == 0:
         begin_retirement(state, request)
+
+
+def _replays_long(state: State, request: Request) -> bool:
+    is_replaying = request.preemptions > 0 and request.phase is not Phase.DECODE
+    return is_replaying and request.prompt_tokens > state.longest_chunk
 
 
 def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, float]:
@@ -246,6 +265,10 @@ def _value_rates(state: State, running: Sequence[Request]) -> dict[Request, floa
     for request, machine in standing.machine_rates.items():
         if machine is not None:
             rates[request] = (1.0 + _priced(policy.token_fairness, request)) * machine / count
+    for request, tokens in zip(running, drawn, strict=True):
+        if tokens == 0 and request.phase is not Phase.DECODE:
+            # A prompt that waits for pages earns nothing with those that it holds meanwhile.
+            rates[request] = 0.0
     return rates
 
 

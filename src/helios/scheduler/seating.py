@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from helios.scheduler.capture import (
@@ -38,14 +39,35 @@ def seat_waiting(state: State) -> None:
     redraw(state)
     waiting = state.table.waiting
 
-    def fits_now(request: Request) -> bool:
-        return seat_of(state, request) is not None
-
-    while waiting and state.pool.rows_free and (request := waiting.take(fits_now)) is not None:
+    while waiting and state.pool.rows_free:
+        request = waiting.take(_turns(state))
+        if request is None:
+            return
         seat = seat_of(state, request)
         assert seat is not None
         _take_seat(state, request, seat)
         redraw(state)
+
+
+def _turns(state: State) -> Callable[[Request], bool]:
+    """Return what tells, first in turn first, whether a request fits and may have its turn.
+
+    Behind a preempted request that does not fit nobody gets one, whatever the tenant: it needs the
+    pages of its whole replay at once, and would never find them while others take each that is
+    given back. A tenant that was served less is asked before it.
+    """
+    is_held = False
+
+    def fits_now(request: Request) -> bool:
+        nonlocal is_held
+        if is_held:
+            return False
+        if seat_of(state, request) is not None:
+            return True
+        is_held = request.preemptions > 0
+        return False
+
+    return fits_now
 
 
 def seat_of(state: State, request: Request) -> Seat | None:

@@ -92,7 +92,7 @@ class State:
         self.class_price: float | None = None
         """What prompts stand at together (prompt_class.py); None after a frame without any."""
         self.growth_pages = 0
-        """Pages that residents need for their next step; newcomers leave them alone."""
+        """Pages that no newcomer may have: all that prompts still need, a step of the others."""
         self.preemptions = 0
         self.policy = policy
         self.speculation = speculation
