@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from flare.bench.errors import BenchError
 from flare.bench.progress import TerminalWatcher, left_text
 from flare.command_line import run_command
 from helios.server.config import ServerConfig
-from tests.server.live import Live, live
+from tests.server.live import Live, live, until
 from tests.server.scripted import ScriptedBackend
 
 OWN = """title = "Own load"
@@ -118,8 +117,11 @@ def test_ctrl_c_reports_what_was_measured(
 ) -> None:
     path = tmp_path / "deep" / "bench.json"
 
+    served = len(server.backend.submitted)
+
     def interrupt() -> None:
-        time.sleep(0.5)
+        # Beyond probe, counting and warm-up, so that whole rounds have been measured.
+        until(lambda: len(server.backend.submitted) > served + 40)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -403,6 +403,27 @@ def test_a_server_that_cannot_start_is_a_failure_and_the_others_go_on() -> None:
     assert headline_table(outcome).rows[0][1] == "-"
 
 
+def test_a_stop_ends_the_wait_for_a_server_that_is_being_started() -> None:
+    command = Command("slow", f'{sys.executable} -c "import time; time.sleep(60)" {{port}}')
+    settings = Settings(
+        contenders=(Contender(name="slow", command=command),),
+        scenarios=(scenario(),),
+        rounds=1,
+        seed=1,
+    )
+
+    async def run() -> Outcome:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(1.3, stop.set)
+        return await measure(settings, Quiet(), stop)
+
+    begin = time.monotonic()
+    outcome = asyncio.run(run())
+    assert time.monotonic() - begin < 20
+    assert outcome.is_partial
+    assert not outcome.failures
+
+
 @pytest.mark.parametrize("text", ["llama-server --port {port}", "=x {port}", "name=cmd", "", "a='"])
 def test_a_command_is_a_name_and_words_with_a_port(text: str) -> None:
     with pytest.raises(BenchError, match="NAME=COMMAND"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from flare.bench.comparison import by_round, runs_of
 from flare.bench.figures import FIGURES, SAMPLES, sample_ms
@@ -63,5 +64,6 @@ def _by_round(outcome: Outcome, named: NamedScenario, figure: str) -> Iterator[P
         title = f"{named.scenario.title}: {meaning.title}"
         unit = f"{meaning.title}, {meaning.unit}" if meaning.unit else meaning.title
         drawn = parameter_figure(lines, title, "round", unit)
+        drawn.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         caption = f"{title} in every round: how much of a difference is noise."
         yield Plot(f"{named.name}-{figure.replace('.', '-')}-by-round", caption, drawn)

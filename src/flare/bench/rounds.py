@@ -175,6 +175,7 @@ class _Measuring:
                         for scenario in self._settings.scenarios:
                             await self._measure_one(one.name, session, scenario, number)
                 except BenchError as error:
+                    self._check_stop()
                     self._outcome.failures.append(f"round {number}: {error}")
                     self._watcher.say(f"{one.name} FAILED: {error}")
 
@@ -190,7 +191,7 @@ class _Measuring:
                 f"before {one.name} was started, others used {busy:.0%} of the processors"
             )
         self._watcher.say(f"starting {one.name}")
-        async with running(one.command, self._settings.ready_s) as started:
+        async with running(one.command, self._settings.ready_s, self._stop) as started:
             self._outcome.ready_s.setdefault(one.name, []).append(started.ready_s)
             target = Target(name=one.name, url=started.url, model=one.model, api_key=one.api_key)
             yield await self._open(one, target)

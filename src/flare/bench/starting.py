@@ -65,8 +65,10 @@ class Started(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def running(server: Command, ready_s: float) -> AsyncIterator[Started]:
-    """Run the server for the length of a block. Raises StartError."""
+async def running(
+    server: Command, ready_s: float, stop: asyncio.Event | None = None
+) -> AsyncIterator[Started]:
+    """Run the server for the length of a block; `stop` ends the wait for it. Raises StartError."""
     port = free_port()
     words = shlex.split(server.command.replace("{port}", str(port)))
     with tempfile.TemporaryDirectory() as directory:
@@ -86,7 +88,9 @@ async def running(server: Command, ready_s: float) -> AsyncIterator[Started]:
                 raise StartError(f"{server.name} cannot be started: {error}") from error
             try:
                 url = f"http://127.0.0.1:{port}"
-                await _wait_until_ready(server, process, url, begin + ready_s, log)
+                await _wait_until_ready(
+                    server, process, url, deadline=begin + ready_s, log=log, stop=stop
+                )
                 yield Started(url, time.monotonic() - begin)
                 if process.poll() is not None:
                     raise StartError(f"{server.name} ended by itself: {_tail(log)}")
@@ -95,10 +99,18 @@ async def running(server: Command, ready_s: float) -> AsyncIterator[Started]:
 
 
 async def _wait_until_ready(
-    server: Command, process: subprocess.Popen[bytes], url: str, deadline: float, log: Path
+    server: Command,
+    process: subprocess.Popen[bytes],
+    url: str,
+    *,
+    deadline: float,
+    log: Path,
+    stop: asyncio.Event | None,
 ) -> None:
     async with httpx.AsyncClient(timeout=2, trust_env=False, verify=False) as client:
         while time.monotonic() < deadline:
+            if stop is not None and stop.is_set():
+                raise StartError(f"{server.name} was not awaited: the measurement was stopped")
             if process.poll() is not None:
                 raise StartError(
                     f"{server.name} ended with code {process.returncode}: {_tail(log)}"

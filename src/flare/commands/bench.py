@@ -21,6 +21,7 @@ _LOAD = "Load"
 _SERVERS = "Servers"
 _REPORT = "Report"
 _INTERRUPTED = 130
+_GENTLE = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Wanted(NamedTuple):
@@ -220,16 +221,24 @@ def _measured(settings: Settings) -> Outcome:
 
 @contextlib.contextmanager
 def _gentle_interrupts(stop: asyncio.Event) -> Iterator[None]:
-    """Let Ctrl-C end the measurement with what it has; the second one acts as usual."""
+    """Let Ctrl-C and SIGTERM end the measurement with what it has; the second one acts as usual.
+
+    A SIGTERM that killed this process at once would leave started servers behind.
+    """
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
         notices().print("stopping; again to leave at once")
         stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
+        forget()
+
+    def forget() -> None:
+        for number in _GENTLE:
+            loop.remove_signal_handler(number)
 
     try:
-        loop.add_signal_handler(signal.SIGINT, on_signal)
+        for number in _GENTLE:
+            loop.add_signal_handler(number, on_signal)
     except (NotImplementedError, RuntimeError, ValueError):
         # Not the main thread, or a system without signals: Ctrl-C then acts as usual.
         yield
@@ -237,7 +246,7 @@ def _gentle_interrupts(stop: asyncio.Event) -> Iterator[None]:
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        forget()
 
 
 def _report(outcome: Outcome, command: str, wanted: _Wanted) -> None:
