@@ -4,7 +4,9 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TEST_JOBS ?= 2
+ALONE := tests/flare tests/ignition tests/runtime tests/server
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest --durations=10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
@@ -16,15 +18,25 @@ help:  ## Say what there is.
 serve: .venv/run.stamp  ## Serve the default model on http://127.0.0.1:8000 (ARGS="--port 9000 ..." are passed on).
 	$(BIN)/flare run $(ARGS)
 
-test: test-fast test-slow  ## Set up and run every test.
+test: .venv/dev.stamp  ## Set up and run every test; see docs/how-to/test.md.
+	$(call run-tests,every test,not gpu)
 
-test-fast: .venv/dev.stamp  ## The short tests; those of the scheduler TEST_JOBS=2 files at a time.
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow and not gpu" tests/scheduler
-	$(BIN)/python -m pytest -m "not slow and not gpu" --ignore=tests/scheduler
+test-fast: .venv/dev.stamp  ## The short tests, for the inner loop.
+	$(call run-tests,short tests,not gpu and not slow)
 
 test-slow: .venv/dev.stamp  ## The long ones: real weights against transformers, fuzzing, long simulations.
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "slow and not gpu" tests/scheduler
-	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/scheduler
+	$(call run-tests,long tests,not gpu and slow)
+
+# Both halves run whatever the first one says; workers take single tests, so that both end together.
+define run-tests
+@failed=0; \
+echo "== $(1), $(TEST_JOBS) at a time, but those that must run alone"; \
+OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTEST) -n $(TEST_JOBS) --dist worksteal \
+  -m "$(2) and not alone" --ignore=tests/server || failed=1; \
+echo "== $(1) that must run alone"; \
+$(PYTEST) -m "$(2) and alone" $(ALONE) || failed=1; \
+exit $$failed
+endef
 
 histories: .venv/dev.stamp  ## A million scheduler calls of random histories, every call checked (ten minutes or so).
 	FLARE_HISTORY_PIECES=100 $(BIN)/python -m pytest tests/scheduler/test_histories.py -k million
@@ -46,7 +58,7 @@ bench: .venv/dev.stamp  ## Decision cost, one step of every shape, and serving; 
 	$(BIN)/flare bench --start 'flare=$(BIN)/flare run --port {port}' -s readme --markdown
 
 clean:  ## Remove the virtual environment and caches of the tools.
-	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis .test-libraries
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -17,6 +17,33 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repository")
 
+TESTS = Path(__file__).parent
+ALONE = {
+    "flare": (
+        "test_bench_*",
+        "test_chat",
+        "test_run",
+        "test_scenarios",
+        "test_speculation",
+        "test_top",
+    ),
+    "ignition": ("test_quality", "test_smollm2"),
+    "runtime": ("test_client", "test_engine_process", "test_executor_thread", "test_sandbox"),
+    "server": ("*",),
+}
+"""Packages in which `make test` looks for tests marked `alone`, and files that are as a whole."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark those files, and refuse the mark where it would not be seen."""
+    for item in items:
+        package = item.path.relative_to(TESTS).parts[0]
+        if any(item.path.match(f"{stem}.py") for stem in ALONE.get(package, ())):
+            item.add_marker(pytest.mark.alone)
+        elif package not in ALONE and item.get_closest_marker("alone"):
+            raise pytest.UsageError(f"{item.nodeid} is marked alone: name {package} in ALONE")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

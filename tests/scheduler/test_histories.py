@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from helios.scheduler import DecodeMode, PolicyConfig, SpeculationConfig
-from tests.support.catalogs import STATES, Recipe, modelled, recipe
+from tests.support.catalogs import STATES, Recipe, gpu_like, modelled, recipe
 from tests.support.histories import Habitat, History, busy_bound_ms
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -104,6 +105,22 @@ HABITATS = {
     ),
     "mixed": Habitat(model=MIXED, speculation=ADAPTIVE, arrival=0.3, tenants=("", "a")),
     "mixed-ordinary": Habitat(model=MIXED_ORDINARY, measured=True, arrival=0.3),
+    "many-rows": Habitat(
+        model=gpu_like(rows=16),
+        rows=16,
+        pages=150,
+        policy=PolicyConfig.throughput(),
+        longest_prompt=700,
+        longest_output=60,
+    ),
+    "many-rows-balanced": Habitat(
+        model=gpu_like(rows=16, prefills=(64, 512)),
+        rows=16,
+        pages=120,
+        policy=PolicyConfig.balanced(),
+        longest_prompt=700,
+        longest_output=60,
+    ),
 }
 SHOULD_RUN = {
     "ordinary": ("INITIALIZE", "PREFILL", "SCORED_PREFILL", "DECODE", "TERMINAL"),
@@ -166,8 +183,9 @@ def test_hash_seeds_do_not_matter_to_any_history() -> None:
     assert len(set(outputs[0])) == len(HABITATS), "histories do not depend on the habitat"
 
 
-PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "30"))
-"""A hundred pieces are a million calls (`make histories`); a run of the slow tests does thirty."""
+PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "34"))
+"""A hundred pieces are a million calls (`make histories`); a run of the slow tests does two of each
+habitat."""
 CALLS_OF_A_PIECE = 10_000
 
 
@@ -178,3 +196,19 @@ def test_a_million_calls(piece: int) -> None:
     names = list(HABITATS)
     ran = history(names[piece % len(names)], 1_000 + piece, CALLS_OF_A_PIECE)
     assert ran.audit.calls >= CALLS_OF_A_PIECE
+
+
+@pytest.mark.slow
+def test_one_long_life() -> None:
+    """Fences past 16 bits and generations of a slot past 8: one scheduler serves for long (11.5).
+
+    Short requests follow each other closely, so that slots are issued again and again.
+    """
+    habitat = dataclasses.replace(
+        HABITATS["ordinary"], longest_prompt=16, longest_output=3, arrival=0.6
+    )
+    ran = History(habitat, 11, bound_ms=busy_bound_ms(habitat))
+    ran.world._next_fence = 50_000
+    ran.run(200_000)
+    assert ran.world._next_fence > 1 << 16
+    assert ran.admitted > 36 * 256, "no slot of the 36 was issued more than 256 times"

@@ -100,16 +100,6 @@ class Workload:
         """The phase of a request; RELEASED when its slot has been issued again."""
         return phase_of(self.world, name)
 
-    def forget_released(self) -> None:
-        """Drop what is over, so that a long run does not slow down."""
-        world = self.world
-        queued = {name for flight in world.queue for name in flight.lanes}
-        for name in self.names:
-            if name not in queued and self.phase_of(name) is Phase.RELEASED:
-                del world.by_handle[world.streams.pop(name).handle]
-        self.names = [name for name in self.names if name in world.streams]
-        del world.log[:-4]
-
     def _timing(self, world: World, flight: Flight) -> ExecutionTiming:
         timing = honest_timing(world, flight)
         if self._chance(self.mix.missing_timing):

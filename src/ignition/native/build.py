@@ -95,6 +95,7 @@ def compile_options(
         "PAGE": pool.page_size_tokens,
     }
     options = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+    options += ["-Wfatal-errors"]  # The first error says enough; the rest takes seconds.
     options += ["-pthread", "-shared", "-fPIC"]
     options += [f"-DIGN_{name}={value}" for name, value in constants.items()]
     if precision == "fp32":

@@ -1,10 +1,10 @@
-"""Native models of the tiny checkpoints; each library is compiled once per test session."""
+"""Native models of the tiny checkpoints; each library is compiled once for all test runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from helios.scheduler import Catalog
 from ignition.checkpoint import BlockQuantized, Checkpoint
 from ignition.geometry import ModelGeometry, PoolGeometry
-from ignition.native.build import Precision, Variant, build_library
+from ignition.native import build as compiling
+from ignition.native.build import Precision, Variant
 from ignition.native.pack import MATRICES, pack
 from ignition.programs.native import NativeModel
 from ignition.state import ServingState
@@ -21,7 +22,8 @@ from tests.ignition.tiny import CONTEXT, VOCABULARY, TinyModel, build
 
 POOL = PoolGeometry(row_count=8, page_count=120, page_size_tokens=16, context_length_tokens=CONTEXT)
 
-_DIRECTORY = tempfile.TemporaryDirectory(prefix="native-tests-")
+_DIRECTORY = Path(__file__).parents[3] / ".test-libraries"
+"""Named by everything that goes into them, so that workers and later runs may share them."""
 
 
 @functools.cache
@@ -71,10 +73,16 @@ def _library(
     precision: Precision,
     variant: Variant,
 ) -> Path:
-    number = len(list(Path(_DIRECTORY.name).iterdir()))
     geometry = ModelGeometry(**dict(sizes))  # type: ignore[arg-type]
-    path = Path(_DIRECTORY.name) / f"{precision}-{variant}-{number}.so"
-    return build_library(geometry, pool, precision, path, variant=variant).path
+    inputs = [compiling._version_of(compiling.find_compiler())]
+    inputs += compiling.compile_options(geometry, pool, precision, variant)
+    inputs += [file.read_text() for file in sorted(compiling._SOURCE_DIRECTORY.glob("*.[ch]"))]
+    digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
+    path = _DIRECTORY / f"{digest[:32]}.so"
+    if not path.exists():
+        _DIRECTORY.mkdir(exist_ok=True)
+        compiling.build_library(geometry, pool, precision, path, variant=variant)
+    return path
 
 
 def library_for(

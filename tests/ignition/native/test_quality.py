@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-import transformers
 
 from helios.engine.ports import SamplingParams, TokenLogprobs
 from ignition.checkpoint import Checkpoint
 from ignition.geometry import PoolGeometry
-from ignition.native.build import Precision, build_library
+from ignition.native.build import Precision
 from ignition.native.pack import pack
 from ignition.programs.native import NativeModel
 from ignition.state import ServingState
 from tests.ignition.driver import Driver, catalog_of, lane
+from tests.ignition.native.models import library_for
+from tests.ignition.smollm2 import reference
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 TEXT = Path(__file__).parents[2] / "data" / "perplexity.txt"
 POOL = PoolGeometry(row_count=8, page_count=80, page_size_tokens=64, context_length_tokens=4096)
 CHUNK = 512
 
 
-def open_default(checkpoint: Checkpoint, precision: Precision, directory: Path) -> Driver:
+def open_default(checkpoint: Checkpoint, precision: Precision) -> Driver:
     geometry = checkpoint.geometry
-    library = build_library(geometry, POOL, precision, directory / f"{precision}.so")
     dtype = np.float32 if precision == "fp32" else np.float16
     model = NativeModel(
         geometry=geometry,
         pool=POOL,
         catalog=catalog_of(prefill=(64, CHUNK), scored=(CHUNK,)),
         arrays=pack(checkpoint, precision),
-        library=library.path,
+        library=library_for(geometry, precision, pool=POOL),
         state=ServingState.allocate(geometry, POOL, dtype),
         threads=2,
     )
@@ -44,15 +44,15 @@ def open_default(checkpoint: Checkpoint, precision: Precision, directory: Path) 
 
 
 @pytest.fixture(scope="module")
-def int8(default_checkpoint: Checkpoint, tmp_path_factory) -> Iterator[Driver]:
-    driver = open_default(default_checkpoint, "int8", tmp_path_factory.mktemp("int8"))
+def int8(default_checkpoint: Checkpoint) -> Iterator[Driver]:
+    driver = open_default(default_checkpoint, "int8")
     yield driver
     driver.model.close()
 
 
 @pytest.fixture(scope="module")
-def fp32(default_checkpoint: Checkpoint, tmp_path_factory) -> Iterator[Driver]:
-    driver = open_default(default_checkpoint, "fp32", tmp_path_factory.mktemp("fp32"))
+def fp32(default_checkpoint: Checkpoint) -> Iterator[Driver]:
+    driver = open_default(default_checkpoint, "fp32")
     yield driver
     driver.model.close()
 
@@ -99,7 +99,8 @@ def test_int8_perplexity_and_agreement_stay_near_fp32(int8, fp32, tokens) -> Non
 
 def test_fp32_logits_equal_transformers(default_checkpoint, fp32, tokens) -> None:
     prompt = tokens[:200]
-    expected = reference(default_checkpoint)(torch.tensor([prompt])).logits[0, -1].numpy()
+    with torch.no_grad():
+        expected = reference(default_checkpoint)(torch.tensor([prompt])).logits[0, -1].numpy()
     fp32.initialize([1], [range(10, 20)])
     fp32.prefill(1, prompt, [(f"prefill-c{CHUNK}", 150), ("prefill-c64", 50)])
     actual = fp32.program("prefill-c64").buffers["last_logits"][0]
@@ -133,39 +134,3 @@ def test_int8_text_is_the_same_alone_in_a_batch_and_in_chunks(int8, tokens) -> N
             together[index] += output.tokens
     int8.terminal(rows)
     assert together == alone
-
-
-def reference(checkpoint: Checkpoint) -> torch.nn.Module:
-    """The same weights as a transformers model in float32."""
-    g = checkpoint.geometry
-    config = transformers.LlamaConfig(
-        vocab_size=g.vocabulary_size,
-        hidden_size=g.hidden_size,
-        intermediate_size=g.ffn_size,
-        num_hidden_layers=g.layer_count,
-        num_attention_heads=g.query_heads,
-        num_key_value_heads=g.kv_heads,
-        max_position_embeddings=g.context_length_tokens,
-        rms_norm_eps=g.rms_epsilon,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": g.rope_theta},
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    names = {
-        "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        **{part: f"self_attn.{part}_proj" for part in "qkvo"},
-        **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    }
-    state = {
-        "model.embed_tokens.weight": checkpoint.float32("embed"),
-        "lm_head.weight": checkpoint.float32("embed"),
-        "model.norm.weight": checkpoint.float32("norm"),
-    }
-    for layer in range(g.layer_count):
-        for own, theirs in names.items():
-            state[f"model.layers.{layer}.{theirs}.weight"] = checkpoint.float32(
-                f"layers.{layer}.{own}"
-            )
-    model.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in state.items()})
-    return model.requires_grad_(requires_grad=False)

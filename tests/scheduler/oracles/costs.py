@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 WINDOW = 9
@@ -16,7 +17,7 @@ class Observation:
     device_ns: tuple[int, ...]
     readiness_ns: int = 0
 
-    @property
+    @functools.cached_property
     def sample_ns(self) -> int:
         """The longest rank less the exposed readiness delay; not positive when invalid."""
         longest = max((ns for ns in self.device_ns if ns > 0), default=0)

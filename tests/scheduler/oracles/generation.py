@@ -8,6 +8,7 @@ The words and letters are those of the design: B, D, W and P are capacities, T d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -84,7 +85,7 @@ class World:
             and graph.allocation is not RowAllocation.DEVICE
         )
 
-    @property
+    @functools.cached_property
     def sigma(self) -> float:
         """The decoders' reference interval; zero while none of their graphs is measured."""
         count = len(self.decoders)

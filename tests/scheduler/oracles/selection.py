@@ -9,8 +9,10 @@ design: T and F are durations in ms, A ages, sigma reference intervals, c age co
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from helios.scheduler import GraphKind, PolicyConfig
@@ -93,10 +95,14 @@ class Situation:
         """What a decoder's delivery and age coefficients are multiplied by."""
         if not lane.tenant:
             return 1.0
-        streams = [x for x in self.lanes if x.state == "decode" and x.tenant == lane.tenant]
-        return 1.0 / len(streams)
+        return 1.0 / self.streams[lane.tenant]
 
-    @property
+    @functools.cached_property
+    def streams(self) -> Counter[str]:
+        """Decoders of each tenant."""
+        return Counter(lane.tenant for lane in self.lanes if lane.state == "decode")
+
+    @functools.cached_property
     def waiting_cost(self) -> float:
         """Sum of c over all active decoders and terminal rows."""
         decoders = sum(self.share(lane) for lane in self.lanes if lane.state == "decode")
@@ -104,7 +110,7 @@ class Situation:
         policy = self.policy
         return decoders * policy.decode_age_price + terminals * policy.terminal_age_price
 
-    @property
+    @functools.cached_property
     def class_weight(self) -> float:
         """What all prompts together weigh: so many times the decoders, of their own mean weight."""
         weights = [lane.weight for lane in self.lanes if lane.state in PROMPT_STATES]
@@ -151,7 +157,15 @@ def chunk_of(lane: Lane, capacity: int) -> tuple[int, int]:
 def candidates_of(situation: Situation) -> list[Candidate]:
     """Return every candidate of the situation, dominated shapes already removed."""
     found = feasible_of(situation)
-    return [candidate for candidate in found if not _is_dominated(candidate, found)]
+    same: dict[object, list[Candidate]] = defaultdict(list)
+    for candidate in found:
+        same[_work_of(candidate)].append(candidate)
+    return [c for c in found if not _is_dominated(c, same[_work_of(c)])]
+
+
+def _work_of(candidate: Candidate) -> tuple[object, ...]:
+    """What shapes of one kind may do for the same cohort."""
+    return candidate.graph.kind, candidate.cohort, candidate.following is None
 
 
 def feasible_of(situation: Situation) -> list[Candidate]:
@@ -264,18 +278,8 @@ def _pairs(situation: Situation, first: Graph) -> Iterator[Candidate]:
 
 
 def _is_dominated(candidate: Candidate, others: Sequence[Candidate]) -> bool:
-    """Whether a smaller shape of the same kind does the same work for the same cohort."""
-
-    def does_the_same(other: Candidate) -> bool:
-        return (
-            other.graph.kind is candidate.graph.kind
-            and other.cohort == candidate.cohort
-            and (other.following is None) == (candidate.following is None)
-        )
-
+    """Whether a smaller shape, of those for the same work, does the same for the cohort."""
     for other in others:
-        if not does_the_same(other):
-            continue
         if candidate.following is None or other.following is None:
             if other.prompt_tokens != candidate.prompt_tokens:
                 continue

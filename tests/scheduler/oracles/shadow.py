@@ -9,8 +9,11 @@ best, that its score is the right number, and that nothing is planned when the w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Concatenate, ParamSpec
 
 from helios.scheduler import (
     CompletionRecord,
@@ -95,6 +98,25 @@ class Reversible:
     is_counted: bool = False
 
 
+P = ParamSpec("P")
+
+
+def at_rest(
+    event: Callable[Concatenate[Shadow, P], None],
+) -> Callable[Concatenate[Shadow, P], None]:
+    """The scheduler does not move while it is looked at: each phase is asked for once."""
+
+    @functools.wraps(event)
+    def looking(shadow: Shadow, *arguments: P.args, **named: P.kwargs) -> None:
+        shadow.phases = {}
+        try:
+            event(shadow, *arguments, **named)
+        finally:
+            shadow.phases = None
+
+    return looking
+
+
 class Shadow(Observer):
     """Attach with `Shadow.watch(world)`; `checked` counts the plans it has compared."""
 
@@ -109,6 +131,8 @@ class Shadow(Observer):
         }
         self.seeds: dict[int, int] = {}
         self._estimates: dict[int, float] = {}
+        self._graphs: tuple[selection.Graph, ...] | None = None
+        self.phases: dict[RequestHandle, Phase] | None = None
         self.flights: list[Interval] = []
         self.reversible: dict[tuple[RequestHandle, Fence], Reversible] = {}
         self.checked = 0
@@ -142,7 +166,12 @@ class Shadow(Observer):
         return costs.is_fresh(self.history[index], self.world.now_ns, self.policy.estimate_ttl_ns)
 
     def graphs(self) -> tuple[selection.Graph, ...]:
-        """The catalog as the enumeration sees it."""
+        """The catalog as the enumeration sees it, until the next observation."""
+        if self._graphs is None:
+            self._graphs = self._described()
+        return self._graphs
+
+    def _described(self) -> tuple[selection.Graph, ...]:
         found = []
         for index, graph in enumerate(self.world.model.catalog.graphs):
             is_prefill = graph.kind in selection.PREFILLS
@@ -165,6 +194,13 @@ class Shadow(Observer):
 
     def phase(self, handle: RequestHandle) -> Phase:
         """The phase the scheduler reports; RELEASED once the slot was issued again."""
+        if self.phases is None:
+            return self._asked(handle)
+        if handle not in self.phases:
+            self.phases[handle] = self._asked(handle)
+        return self.phases[handle]
+
+    def _asked(self, handle: RequestHandle) -> Phase:
         try:
             return self.world.scheduler.phase_of(handle)
         except UnknownHandleError:
@@ -220,6 +256,7 @@ class Shadow(Observer):
 
     # ---- events ---------------------------------------------------------------------------
 
+    @at_rest
     def on_admit(self, stream: Stream) -> None:
         self._close_purses()
         self.accounts[stream.handle] = Account(
@@ -244,6 +281,7 @@ class Shadow(Observer):
         }
         self.purses = {name: purse for name, purse in self.purses.items() if name in live}
 
+    @at_rest
     def on_cancel(self, stream: Stream) -> None:
         self._close_purses()
         self._note_seats()
@@ -396,6 +434,7 @@ class Shadow(Observer):
         ]
         return max(rates, default=None)
 
+    @at_rest
     def on_commit(self, flight: Flight) -> None:
         participants = [handle for handle in self.accounts if self.competes(handle)]
         start_ns = self.flights[-1].expected_end_ns if self.flights else self.world.now_ns
@@ -436,6 +475,7 @@ class Shadow(Observer):
             )
         )
 
+    @at_rest
     def on_complete(
         self,
         flight: Flight,
@@ -452,6 +492,7 @@ class Shadow(Observer):
         observation = costs.Observation(self.world.now_ns, timing.device_ns, timing.readiness_ns)
         self.history[flight.plan.graph_index].append(observation)
         self._estimates.pop(flight.plan.graph_index, None)
+        self._graphs = None
         self.reversible.clear()
         longest = max((ns for ns in timing.device_ns if ns > 0), default=0)
         charged_ns = longest if flight.queued or not longest else max(longest, timing.wall_ns)
@@ -529,6 +570,7 @@ class Shadow(Observer):
             return (q + interval_ms / tau) / rate
         return (q + (1 - h * q) * -math.expm1(-h * interval_ms / tau) / h) / rate
 
+    @at_rest
     def on_publish(self, stream: Stream, fence: Fence) -> None:
         account = self.accounts[stream.handle]
         account.age_from_ns = self.world.now_ns
@@ -543,9 +585,11 @@ class Shadow(Observer):
                 entry.price_before, entry.rate, 1, entry.interval_ms
             )
 
+    @at_rest
     def on_finish(self, stream: Stream) -> None:
         self.accounts[stream.handle].ended_ns = self.world.now_ns
 
+    @at_rest
     def on_time(self, now_ns: int) -> None:
         self.funds.on_time(now_ns)
 
@@ -641,6 +685,7 @@ class Shadow(Observer):
             if isinstance(handle, RequestHandle)
         )
 
+    @at_rest
     def on_plan(self, plan: ScheduledPlan | None) -> None:
         self.checked += 1
         candidates = selection.candidates_of(self.situation())
