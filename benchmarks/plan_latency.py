@@ -1,12 +1,14 @@
 """Host time of one scheduling decision by slots and catalog size, for ordinary and for rounds.
 
 Every cell runs a steady generation load (all slots running, two frames in flight, no device), so
-the figures are those of a step of the serving loop. The catalogs are those of a recipe with
+the figures are those of a step of the serving loop. In the modes that end in `-arrivals` requests
+are short, so that prompts come in and requests end all the time: their p99 is that of decisions
+about newcomers, prompts beside streams, and retirement. The catalogs are those of a recipe with
 concurrency 64: rounds of every width at every request bucket, ragged ones, mixed graphs, prefills,
 scored prefills and state operations. Usage:
 
     python benchmarks/plan_latency.py [--steps 400] [--slots 1,4,16,64] [--graphs 20,100,300]
-        [--modes ordinary,speculative] [--cpu]
+        [--modes ordinary,speculative,ordinary-arrivals,speculative-arrivals] [--cpu]
 
 `--cpu` counts processor time of the thread instead of wall time, for a machine that is shared.
 """
@@ -43,8 +45,14 @@ from helios.scheduler import (
     SpeculationConfig,
 )
 
+MODES = ("ordinary", "speculative", "ordinary-arrivals", "speculative-arrivals")
 PHASES = ("plan", "commit", "complete", "publish", "sum")
 OUTPUT_TOKENS = 4000
+SHORT_OUTPUTS = (20, 200)
+"""Fewest and most output tokens where requests come and go."""
+SHORT_PROMPTS = (30, 2000)
+WAITING = 4
+"""Requests that wait for a row at any time."""
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096)
 DEPTH = 7
@@ -159,7 +167,9 @@ def duration_ns(graph: GraphDescriptor) -> int:
 class Loop:
     """The serving loop at its smallest; the modelled device takes no host time."""
 
-    def __init__(self, slots: int, catalog: Catalog, *, speculative: bool) -> None:
+    def __init__(
+        self, slots: int, catalog: Catalog, *, speculative: bool, has_arrivals: bool = False
+    ) -> None:
         mode = DecodeMode.ADAPTIVE if speculative else DecodeMode.ORDINARY
         self.scheduler = Scheduler(
             catalog=catalog,
@@ -173,8 +183,11 @@ class Loop:
         )
         # Seeded costs skip discovery; what runs is fresh after its first frame.
         self.scheduler.seed_costs({g.name: duration_ns(g) for g in catalog.graphs})
-        for _ in range(slots):
-            self.scheduler.admit(RequestSpec(prompt_tokens=64, max_output_tokens=OUTPUT_TOKENS))
+        if not has_arrivals:
+            for _ in range(slots):
+                self.scheduler.admit(RequestSpec(prompt_tokens=64, max_output_tokens=OUTPUT_TOKENS))
+        self.has_arrivals = has_arrivals
+        self.lengths = np.random.default_rng(6)
         self.slots = slots
         self.now_ns = self.free_ns = self.fence = 0
         self.flights: deque[tuple[int, ScheduledPlan, int, int]] = deque()
@@ -191,10 +204,19 @@ class Loop:
         accepted = 1 + int(np.argmin(np.append(self.random.random(offered - 1) < ACCEPTANCE, 0)))
         return CompletionRecord(step.handle, 0, (1,) * accepted, offered=offered)
 
+    def _arrive(self) -> None:
+        """Admit requests until a few wait for a row."""
+        while self.scheduler.usage().waiting < WAITING:
+            prompt = int(self.lengths.integers(*SHORT_PROMPTS))
+            output = int(self.lengths.integers(*SHORT_OUTPUTS))
+            self.scheduler.admit(RequestSpec(prompt_tokens=prompt, max_output_tokens=output))
+
     def turn(self) -> str:
         """Run one turn of the loop and return the name of the graph that it completed."""
         spent = dict.fromkeys(PHASES, 0)
         self.scheduler.advance_to(self.now_ns)
+        if self.has_arrivals:
+            self._arrive()
         while len(self.flights) < 2:
             marks = [clock()]
             plan = self.scheduler.plan()
@@ -239,14 +261,15 @@ class Loop:
         self.name = plan.graph.name
 
 
-def measure(slots: int, graph_count: int, steps: int, *, speculative: bool) -> float:
+def measure(slots: int, graph_count: int, steps: int, mode: str) -> float:
     """Print one row; return the median of plan + commit + complete in microseconds."""
+    speculative, has_arrivals = mode.startswith("speculative"), mode.endswith("-arrivals")
     catalog = catalog_of(graph_count, speculative=speculative)
-    loop = Loop(slots, catalog, speculative=speculative)
-    running = [RequestHandle(slot, 0) for slot in range(slots)]
+    loop = Loop(slots, catalog, speculative=speculative, has_arrivals=has_arrivals)
+    running = [] if has_arrivals else [RequestHandle(slot, 0) for slot in range(slots)]
     while any(loop.scheduler.output_count_of(handle) < 2 for handle in running):
         loop.turn()
-    for _ in range(40):
+    for _ in range(6 * slots if has_arrivals else 40):
         loop.turn()
     gc.collect()
     loop.samples.clear()
@@ -286,7 +309,7 @@ def main() -> None:
     parser.add_argument("--slots", default="1,4,16,64")
     parser.add_argument("--graphs", default="20,100,300")
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--modes", default="ordinary,speculative")
+    parser.add_argument("--modes", default=",".join(MODES))
     options = parser.parse_args()
     if options.cpu:
         global clock  # noqa: PLW0603
@@ -297,10 +320,7 @@ def main() -> None:
         sums = {}
         for graph_count in map(int, options.graphs.split(",")):
             for slots in map(int, options.slots.split(",")):
-                median = measure(
-                    slots, graph_count, options.steps, speculative=mode == "speculative"
-                )
-                sums[slots, graph_count] = median
+                sums[slots, graph_count] = measure(slots, graph_count, options.steps, mode)
         print_growth(sums)
 
 

@@ -353,14 +353,17 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
 
 
 def _mixed_steps(candidate: Candidate, mode: DecodeMode) -> tuple[ScheduledStep, ...]:
-    steps = [_staged_step(lane, GraphKind.MIXED) for lane in candidate.cohort]
-    for index, step in enumerate(steps):
-        role = MixedRole.PROMPT if index == candidate.prefill_row else MixedRole.GENERATE
-        steps[index] = step._replace(mixed=MixedLane(role, mode))
-    return tuple(steps)
+    prompt, stream = MixedLane(MixedRole.PROMPT, mode), MixedLane(MixedRole.GENERATE, mode)
+    row = candidate.prefill_row
+    return tuple(
+        [
+            _staged_step(lane, GraphKind.MIXED, prompt if place == row else stream)
+            for place, lane in enumerate(candidate.cohort)
+        ]
+    )
 
 
-def _staged_step(lane: Lane, kind: GraphKind) -> ScheduledStep:
+def _staged_step(lane: Lane, kind: GraphKind, mixed: MixedLane | None = None) -> ScheduledStep:
     request = lane.request
     work = work_of(request, kind, lane.prompt_tokens)
     return ScheduledStep(
@@ -371,6 +374,7 @@ def _staged_step(lane: Lane, kind: GraphKind) -> ScheduledStep:
         lane.output_ceiling,
         request.pages,
         lane.expected_tokens,
+        mixed=mixed,
         snapshot_row=work.snapshot_row,
         image_index=work.image_index,
         feature_offset=work.feature_offset,

@@ -55,40 +55,58 @@ class Selection:
     def _leaders(self) -> list[Entry]:
         """Return the entries that tie for the best leading rank, all of them settled."""
         for is_unknown in (True, False):
+            pools = self._pools(is_unknown=is_unknown)
+            # What is settled anywhere spares the evaluation of every bound below it.
+            floor = max([_settled_top(self._blocks[n], pool) for n, pool in pools], default=-np.inf)
             best: Key | None = None
             leaders: list[Entry] = []
-            for number, block in enumerate(self._blocks):
-                if not len(block.rate) or (is_unknown and block.is_known):
-                    continue
-                pool = None if block.is_known else block.determinate != is_unknown
-                floor = -np.inf if best is None else -best[0]
-                for key, entries in self._fronts(number, pool, floor):
+            for number, pool in pools:
+                for key, entries in self._fronts(number, pool, floor, is_unknown=is_unknown):
                     if best is None or key < best:
                         best, leaders = key, []
+                        floor = max(floor, -key[0])
                     if key == best:
                         leaders += entries
             if leaders:
                 return leaders
         return []
 
-    def _fronts(
-        self, number: int, pool: Flags | None, floor: float
-    ) -> Iterator[tuple[Key, list[Entry]]]:
-        """Yield the leading rank and the entries of a block, and those of each replacement."""
+    def _pools(self, *, is_unknown: bool) -> list[tuple[int, Flags | None]]:
+        """Return the blocks with such entries, and which of their own candidates may be the best;
+        None for all of them."""
+        found = []
+        for number, block in enumerate(self._blocks):
+            if not len(block.rate) or (is_unknown and block.is_known):
+                continue
+            pool = self._comparable(number, is_unknown=is_unknown)
+            replaced = [entry for owner, entry in self._replaced if owner == number]
+            if replaced:
+                pool = np.ones(len(block.rate), dtype=bool) if pool is None else pool.copy()
+                pool[replaced] = False
+            found.append((number, pool))
+        return found
+
+    def _comparable(self, number: int, *, is_unknown: bool) -> Flags | None:
+        """Return the entries of a block that are as well known and not hopeless; None for all."""
         block = self._blocks[number]
+        pool: Flags | None = None if block.is_known else block.determinate != is_unknown
         hopeless = self._hopeless.get(number)
         if hopeless is not None:
             pool = ~hopeless if pool is None else pool & ~hopeless
-        replaced = [entry for owner, entry in self._replaced if owner == number]
-        if replaced:
-            pool = np.ones(len(block.rate), dtype=bool) if pool is None else pool.copy()
-            for entry in [entry for entry in replaced if pool[entry]]:
-                pool[entry] = False
-                stand_in = self._replaced[number, entry]
-                if stand_in is not None:
-                    _, negative_rate, known_ms, negative_served = stand_in[:4]
-                    yield (negative_rate, known_ms, negative_served), [(number, entry)]
-        front = _front(block, pool, floor)
+        return pool
+
+    def _fronts(
+        self, number: int, pool: Flags | None, floor: float, *, is_unknown: bool
+    ) -> Iterator[tuple[Key, list[Entry]]]:
+        """Yield the leading rank and the entries of a block, and those of each replacement."""
+        comparable = self._comparable(number, is_unknown=is_unknown)
+        for (owner, entry), stand_in in self._replaced.items():
+            if owner != number or stand_in is None:
+                continue
+            if comparable is None or comparable[entry]:
+                _, negative_rate, known_ms, negative_served = stand_in[:4]
+                yield (negative_rate, known_ms, negative_served), [(number, entry)]
+        front = _front(self._blocks[number], pool, floor)
         if front is not None:
             yield front[0], [(number, entry) for entry in front[1]]
 
@@ -119,6 +137,13 @@ class Selection:
         return candidate
 
 
+def _settled_top(block: Block, pool: Flags | None) -> float:
+    """Return the best exact score among the entries of `pool`; minus infinity for none."""
+    settled = block.settled if pool is None else block.settled & pool
+    rate = np.where(settled, block.rate, -np.inf)
+    return float(rate[rate.argmax()])
+
+
 def _front(block: Block, pool: Flags | None, floor: float) -> tuple[Key, list[int]] | None:
     """Return the leading rank of a block's best entries in `pool`, and those entries.
 
@@ -132,8 +157,7 @@ def _front(block: Block, pool: Flags | None, floor: float) -> tuple[Key, list[in
         if not top > -np.inf or top < floor - SLACK * abs(floor):
             return None
         if not block.settled[first]:
-            best = np.where(block.settled, rate, -np.inf)
-            block.settle(first, max(floor, float(best[best.argmax()])))
+            block.settle(first, max(floor, _settled_top(block, pool)))
             continue
         if not block.is_settled:
             bounds = np.where(block.settled, -np.inf, rate)
