@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from scheduling_sim.study import (
+    azure_hour,
     contexts,
     goodput,
     long_prompt,
@@ -25,6 +26,7 @@ GROUPS: Final[tuple[Group, ...]] = (
     prompt_heavy.GROUP,
     goodput.AZURE_GROUP,
     goodput.MOONCAKE_GROUP,
+    azure_hour.GROUP,
     policy.GROUP,
     refresh.GROUP,
     lookahead.GROUP,

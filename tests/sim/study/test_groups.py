@@ -11,6 +11,7 @@ from scheduling_sim.platforms import platform
 from scheduling_sim.run_log import RunLog
 from scheduling_sim.simulation import Setup, simulate
 from scheduling_sim.study import (
+    azure_hour,
     contexts,
     goodput,
     lookahead,
@@ -208,6 +209,21 @@ def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
         "95% a": goodput_row("a", 99, 99, 99),
     }
     assert "so 1.01 is the most that there is" in goodput.verdicts(rows)[0].why
+
+
+# The hour -----------------------------------------------------------------------------------------
+
+
+def test_the_hour_is_judged_by_its_wall_time_and_a_piece_by_its_cpu_time() -> None:
+    row: Row = {"minutes": 60, "frames": 1000, "wall_s": 700.0, "cpu_s": 300.0}
+    (late,) = azure_hour.verdicts({"helios 60 min": row})
+    assert not late.is_met
+    assert late.figure == "700 s of wall time, 300 s of one core"
+    (piece,) = azure_hour.verdicts({"helios 5 min": {**row, "minutes": 5, "cpu_s": 40.0}})
+    assert piece.is_met
+    assert piece.figure == "foretold by 12 times the piece: 480 s of one core"
+    assert "40.00 ms of one core per frame" in piece.why
+    assert azure_hour.verdicts({"helios 60 min": {"minutes": 60, "frames": 9}}) == []
 
 
 @pytest.mark.slow
