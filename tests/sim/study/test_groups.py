@@ -214,15 +214,15 @@ def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
 # The hour -----------------------------------------------------------------------------------------
 
 
-def test_the_hour_is_judged_by_its_wall_time_and_a_piece_by_its_cpu_time() -> None:
+def test_the_hour_is_judged_by_its_wall_time_and_a_minute_by_nothing() -> None:
     row: Row = {"minutes": 60, "frames": 1000, "wall_s": 700.0, "cpu_s": 300.0}
     (late,) = azure_hour.verdicts({"helios 60 min": row})
     assert not late.is_met
     assert late.figure == "700 s of wall time, 300 s of one core"
-    (piece,) = azure_hour.verdicts({"helios 5 min": {**row, "minutes": 5, "cpu_s": 40.0}})
-    assert piece.is_met
-    assert piece.figure == "foretold by 12 times the piece: 480 s of one core"
-    assert "40.00 ms of one core per frame" in piece.why
+    assert "300.00 ms of one core per frame" in late.why
+    (early,) = azure_hour.verdicts({"helios 60 min": {**row, "wall_s": 600.0}})
+    assert early.is_met
+    assert azure_hour.verdicts({"helios 1 min": {**row, "minutes": 1}}) == []
     assert azure_hour.verdicts({"helios 60 min": {"minutes": 60, "frames": 9}}) == []
 
 
