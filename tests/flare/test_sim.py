@@ -29,6 +29,7 @@ def test_run_prints_a_table_and_how_to_make_it_again(capsys: pytest.CaptureFixtu
     assert re.search(r"commit [0-9a-f]{12}|commit unknown", text)
 
 
+@pytest.mark.slow
 def test_files_are_the_same_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         assert run_command(["sim", "run", *SHORT, "--out", str(tmp_path / name)]) == 0

@@ -203,6 +203,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.gguf").field == "file"
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_default_model(default_gguf: Path) -> None:
     checkpoint = read_gguf(default_gguf, name="smollm2-135m")

@@ -200,6 +200,7 @@ def test_with_a_compiler_native_int8_is_the_quiet_default() -> None:
     assert choose_backend("eager").precision == "fp32"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_is_prepared_from_its_name_and_answers(

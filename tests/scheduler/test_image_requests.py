@@ -414,6 +414,7 @@ def spec_of(
     }
 
 
+@pytest.mark.slow
 @hypothesis.settings(
     max_examples=80, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )

@@ -158,6 +158,7 @@ def test_every_pair_of_requests(policy: PolicyConfig, unknown: tuple[str, ...]) 
     assert len(winners) == 4, "some kind never wins, so the comparison does not see it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", [(), ("decode-b2",)], ids=["measured", "decode-b2"])
 def test_every_three_requests(unknown: tuple[str, ...]) -> None:
     """Three requests of every state: more requests than any shape has rows (11.3)."""

@@ -66,6 +66,7 @@ def test_without_balance_a_prompt_among_sixteen_has_one_share() -> None:
     assert first_ms > 10 * IDLE_MS
 
 
+@pytest.mark.slow
 def test_more_balance_means_earlier_first_tokens() -> None:
     policy = PolicyConfig.balanced()
     firsts = [

@@ -200,6 +200,7 @@ print(digest(simulate(setup)))
 """
 
 
+@pytest.mark.slow
 def test_the_order_of_hashes_changes_nothing() -> None:
     """Two processes with different PYTHONHASHSEEDs write the same log."""
     root = Path(__file__).parents[2]

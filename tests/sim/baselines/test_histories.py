@@ -11,6 +11,7 @@ from scheduling_sim.baselines.names import ENTRIES
 from tests.sim.baselines.bench import Bench, platform
 
 ROUNDS = ("fixed-width", "turbospec")
+FEW, MORE = range(3), pytest.param(range(3, 12), marks=pytest.mark.slow)
 
 
 def bench_of(name: str, *, acceptance: int = 1, **changes: object) -> Bench:
@@ -53,18 +54,20 @@ def play(name: str, seed: int, *, cancels: bool, **changes: object) -> Bench:
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 @pytest.mark.parametrize("cancels", [False, True])
-def test_everything_comes_back(name: str, cancels: bool) -> None:
-    for seed in range(12):
+@pytest.mark.parametrize("seeds", [FEW, MORE], ids=str)
+def test_everything_comes_back(name: str, cancels: bool, seeds: range) -> None:
+    for seed in seeds:
         play(name, seed, cancels=cancels)
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
-def test_exhausted_pages_never_stop_progress(name: str) -> None:
-    for seed in range(8):
+@pytest.mark.parametrize("seeds", [FEW, MORE], ids=str)
+def test_exhausted_pages_never_stop_progress(name: str, seeds: range) -> None:
+    for seed in seeds:
         bench = play(name, seed, cancels=seed % 2 == 0, page_count=24, page_growth=True)
         assert bench.core.usage().preemptions >= 0
-    for seed in range(4):
-        play(name, seed, cancels=True, page_count=24)
+        if seed < 6:
+            play(name, seed, cancels=True, page_count=24)
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))

@@ -84,6 +84,7 @@ def test_planes_are_falling_probabilities(name: str, source: ProposalSource) -> 
         assert drawn.accepted == 0 or drawn.survival[drawn.accepted - 1] > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [LEARNED, COPY])
 def test_survival_is_the_chance_of_acceptance(source: ProposalSource) -> None:
     """Of the rounds with about one survival at a depth, that share is accepted to this depth."""
@@ -98,6 +99,7 @@ def test_survival_is_the_chance_of_acceptance(source: ProposalSource) -> None:
         assert taken.mean() == pytest.approx(survival.mean(), abs=0.022)
 
 
+@pytest.mark.slow
 def test_calibrated_confidence_is_the_chance_of_acceptance() -> None:
     drawn = at_one_position(acceptance("strong-draft"), 4)
     for depth in (1, 3):
@@ -110,6 +112,7 @@ def test_calibrated_confidence_is_the_chance_of_acceptance() -> None:
         assert confidence.std() > 0.1
 
 
+@pytest.mark.slow
 def test_survival_is_the_sharper_forecast() -> None:
     drawn = at_one_position(acceptance("strong-draft"), 3)
     taken = np.asarray([round_.accepted >= 2 for round_ in drawn])
@@ -120,6 +123,7 @@ def test_survival_is_the_sharper_forecast() -> None:
     assert errors[0] < 0.8 * errors[1]
 
 
+@pytest.mark.slow
 def test_a_calibration_error_is_as_set() -> None:
     """Log-odds of confidence are offset + slope * those of the calibrated one, plus the noise."""
 
@@ -143,6 +147,7 @@ def test_wrong_confidence_does_not_change_what_is_accepted() -> None:
     assert np.mean(higher) > 0.8
 
 
+@pytest.mark.slow
 def test_requests_differ_and_keep_their_quality() -> None:
     """The first half of a request's answer tells of the second half, unless all are alike."""
 
@@ -170,6 +175,7 @@ def test_the_spread_is_that_of_a_beta() -> None:
     assert np.var(chances) == pytest.approx(0.6 * 0.4 / 10.0, rel=0.08)
 
 
+@pytest.mark.slow
 def test_acceptance_drifts_over_an_answer() -> None:
     model = acceptance("drifting")
     early = rounds(model, 1, requests=400, tokens=100)
