@@ -6,6 +6,7 @@ from typing import Final
 
 from scheduling_sim.study import (
     azure_hour,
+    checkpoints,
     contexts,
     goodput,
     long_prompt,
@@ -34,4 +35,5 @@ GROUPS: Final[tuple[Group, ...]] = (
     optimum.GROUP,
     speculation.GROUP,
     tenants.GROUP,
+    checkpoints.GROUP,
 )
