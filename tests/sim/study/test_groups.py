@@ -228,7 +228,7 @@ def test_the_hour_is_judged_by_its_wall_time_and_a_minute_by_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_long_adaptation_meets_the_optimum_and_the_default_does_not() -> None:
-    long = optimum.errors("4 decoders", default=False, seconds=24.0)
+    long = optimum.errors("4 decoders", default=False)
     default = optimum.errors("4 decoders", default=True, seconds=12.0)
     assert abs(float(str(long["prompt error %"]))) < 2.0
     assert abs(float(str(default["prompt error %"]))) > 2.0
@@ -237,7 +237,7 @@ def test_the_long_adaptation_meets_the_optimum_and_the_default_does_not() -> Non
 @pytest.mark.slow
 def test_refresh_finds_the_speed_again_that_an_outlier_hid() -> None:
     speeds = {
-        refreshes: refresh.run_case("outlier at first sight", refreshes=refreshes, seconds=70.0)
+        refreshes: refresh.run_case("outlier at first sight", refreshes=refreshes)
         for refreshes in (True, False)
     }
     found, lost = (float(str(speeds[each]["last quarter tok/s"])) for each in (True, False))
