@@ -150,7 +150,7 @@ SpeculationOption = Annotated[
         rich_help_panel=_SPECULATION,
         help="copy: propose what followed the same words before, and check several tokens at once. "
         "The output stays the same, token by token; answers that repeat their prompt come up to "
-        "several times faster, others a few percent slower.",
+        "several times faster, others slower.",
     ),
 ]
 DraftTokensOption = Annotated[

@@ -179,6 +179,40 @@ def test_a_probe_beyond_the_credit_stops_the_run() -> None:
         run_bent(bend)
 
 
+def test_a_probe_of_one_ledger_does_not_close_the_last_episode_of_the_other() -> None:
+    """D is each ledger's own: an overrun is earned back by ordinary time, not by another's probe.
+
+    Acceptance learning overruns with its only episode; then timing refresh probes again and again
+    within its credit, and every look finds acceptance learning as it was.
+    """
+
+    def bend(bent: Bent) -> None:
+        spent = iter(range(1, 10**6))
+
+        def plan() -> ScheduledPlan | None:
+            true = bent.core.plan()
+            return true and dataclasses.replace(true, reason=SelectionReason.TIMING_REFRESH)
+
+        def exploration() -> dict[SelectionReason, ExplorationAccount]:
+            return {
+                SelectionReason.TIMING_REFRESH: ExplorationAccount(
+                    0.0, 10**12, next(spent), is_open=False
+                ),
+                SelectionReason.ACCEPTANCE_LEARNING: ExplorationAccount(
+                    -9.0, 10**6, 10**7, is_open=False
+                ),
+            }
+
+        def commit(plan: ScheduledPlan, fence: Any) -> None:
+            bent.core.commit(dataclasses.replace(plan, reason=SelectionReason.ORDINARY), fence)
+
+        bent.plan, bent.exploration = plan, exploration  # type: ignore[attr-defined]
+        bent.commit = commit  # type: ignore[attr-defined]
+
+    log = run_bent(bend)
+    assert all(one.finished_ns is not None for one in log.requests)
+
+
 def test_a_loop_that_plans_nothing_is_a_livelock() -> None:
     """Requests are runnable and no frame comes (field report 22): the error names them."""
 
