@@ -83,6 +83,20 @@ CheckpointExtraWorkFraction = Annotated[
         "Extra work for checkpoints of a prompt, as a share of its prefill (0 to 1).",
     ),
 ]
+AloneServiceShare = Annotated[
+    float | None,
+    _field(
+        "--scheduler-alone-service-share",
+        "Streams alone: the shortest round with this share of the best rate (0: by score).",
+    ),
+]
+PopulationWeight = Annotated[
+    float | None,
+    _field(
+        "--mtp-population-weight",
+        "Observations as which a new request counts the acceptance of earlier ones (0: none).",
+    ),
+]
 
 
 def policy_of(

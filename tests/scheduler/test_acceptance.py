@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helios.scheduler import InvalidRequestError
 from helios.scheduler.acceptance import COPY, LEARNED, MEAN, AcceptanceTable, Lanes
-from tests.scheduler.oracles.speculation import Row
+from tests.scheduler.oracles.speculation import Population, Row
 from tests.support.snapshot import freeze
 
 DEPTH = 5
@@ -180,6 +180,73 @@ def test_a_seed_starts_later_rows_and_leaves_the_others_alone() -> None:
     one_round(table, offered=2, produced=1, generated=1, row=0)
     table.reset(0)
     assert read(table, 0)[0] == 0.875, "learning never reaches the seed"
+
+
+def test_later_requests_start_where_the_population_stands() -> None:
+    """What others showed replaces the start of 7.2, by source, of nobody who is present (7.12)."""
+    table = AcceptanceTable(3, DEPTH, population_weight=8.0)
+    for count in range(1, 6):
+        one_round(table, offered=4, produced=4, generated=4 * count, row=1)
+    assert read(table, 0)[0] == 0.5, "a running request is not taught by another"
+    table.reset(0)
+    expected = [(2 * 0.5**d + 5) / 7 if d <= 3 else 0.5**d for d in range(1, DEPTH + 1)]
+    assert read(table, 0) == pytest.approx(expected, abs=1e-15)
+    assert table.weights(ints(0), LEARNED, ints(0))[0].tolist() == [7.0, 7.0, 7.0, 2.0, 2.0]
+    assert read(table, 0, COPY)[0] == 0.5
+    for count in range(6, 90):
+        one_round(table, offered=4, produced=4, generated=4 * count, row=1)
+    table.reset(2)
+    assert table.weights(ints(2), LEARNED, ints(0))[0, 0] == 8.0, "others count as eight at most"
+    _, informed = table.informed(ints(2), LEARNED, ints(0))
+    assert not informed.any(), "forecasts price a prefix until the request shows something itself"
+    one_round(table, offered=2, produced=2, generated=2, row=2)
+    assert table.informed(ints(2), LEARNED, ints(2))[1][0].tolist() == [True] + [False] * 4
+
+
+def test_a_seed_and_a_small_weight_leave_the_start_alone() -> None:
+    """A seeded source is not taught (7.8); at a weight of two the start of 7.2 stays (7.12)."""
+    seeded = AcceptanceTable(1, DEPTH, population_weight=8.0)
+    seeded.seed(LEARNED, [0.875, 0.75], 64.0)
+    seeded.reset(0)
+    assert seeded.informed(ints(0), LEARNED, ints(0))[1][0].tolist() == [True, True] + [False] * 3
+    for table, start in ((seeded, 0.875), (AcceptanceTable(1, DEPTH, population_weight=2.0), 0.5)):
+        one_round(table, offered=4, produced=1, generated=1)
+        table.reset(0)
+        assert read(table)[0] == start
+    one_round(seeded, offered=2, produced=1, generated=1, source=COPY)
+    seeded.reset(0)
+    assert read(seeded, source=COPY)[0] == pytest.approx(1 / 3), "the other source is taught"
+
+
+@pytest.mark.parametrize("survival", [False, True])
+def test_the_population_is_the_mean_of_at_most_64_observations(survival: bool) -> None:
+    """m <- m + (y - m)*k/(w + k), w <- min(w + k, 64); the rows of a round do not matter (7.12)."""
+    source = np.random.default_rng(7)
+    table, mirrored = (AcceptanceTable(4, DEPTH, population_weight=8.0) for _ in range(2))
+    twin = Population(DEPTH)
+    for step in range(1, 120):
+        count = int(source.integers(1, 4))
+        offered = source.integers(1, DEPTH + 2, count)
+        produced = 1 + source.integers(0, offered)
+        values = -np.sort(-source.random((count, DEPTH)), axis=1) if survival else None
+        for found, rows in ((table, np.arange(count)), (mirrored, 3 - np.arange(count))):
+            lanes = Lanes(rows, offered, offered, produced, None, ints(*[step * 8] * count))
+            found.observe(LEARNED, lanes, found.outcome(lanes), values)
+        twin.round(
+            [
+                {
+                    d: float(d < produced[lane]) if values is None else float(values[lane, d - 1])
+                    for d in range(1, offered[lane])
+                }
+                for lane in range(count)
+            ]
+        )
+        for found in (table, mirrored):
+            found.reset(0)
+            means = found._cells[0, LEARNED, MEAN]
+            assert means.tolist() == pytest.approx(twin.means, abs=1e-12)
+            assert found.weights(ints(0), LEARNED, ints(0))[0].tolist() == twin.weights()
+    assert twin.known[0] == 64.0
 
 
 @pytest.mark.parametrize(

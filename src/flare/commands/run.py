@@ -40,12 +40,14 @@ from flare.plan_tables import capacity_line, catalog_line
 from flare.policy_options import (
     AdaptationMs,
     AdaptiveVerificationAlpha,
+    AloneServiceShare,
     ArrivalShares,
     CheckpointExtraWorkFraction,
     DecodeAgePrice,
     DeliveryFairness,
     EstimateTtlMs,
     OutputTokenValue,
+    PopulationWeight,
     PrefillBalance,
     PresetOption,
     TerminalAgePrice,
@@ -128,6 +130,8 @@ def run(
     prefill_balance: PrefillBalance = None,
     adaptive_verification_alpha: AdaptiveVerificationAlpha = None,
     checkpoint_extra_work_fraction: CheckpointExtraWorkFraction = None,
+    alone_service_share: AloneServiceShare = None,
+    population_weight: PopulationWeight = None,
 ) -> None:
     """Serve a model over the OpenAI API; fetches and prepares what is missing.
 
@@ -152,6 +156,8 @@ def run(
         prefill_balance=prefill_balance,
         adaptive_verification_alpha=adaptive_verification_alpha,
         checkpoint_extra_work_fraction=checkpoint_extra_work_fraction,
+        alone_service_share=alone_service_share,
+        population_weight=population_weight,
     )
     request = package_request(
         backend=backend,

@@ -33,6 +33,9 @@ COUNT: Final = 2
 """Planes of a cell: mean, weight and output count at the last observation of every depth."""
 
 START_WEIGHT: Final = 2.0
+POPULATION_CAP: Final = 64.0
+"""Most observations that the population's mean counts: then one moves it by a sixty-fourth, as it
+moves a forecast's prior."""
 WEIGHT_CAP: Final = 128.0
 HALF_LIFE_TOKENS: Final = 128.0
 _DECAY: Final[Floats] = np.exp2(np.arange(1025, dtype=np.float64) / -HALF_LIFE_TOKENS)
@@ -144,10 +147,14 @@ class AcceptanceTable:
     One array, so that a read or an update of many rows is one gather or scatter.
     """
 
-    __slots__ = ("_below", "_cells", "_ones", "_start", "depth")
+    __slots__ = ("_below", "_cells", "_is_taught", "_known", "_ones", "_start", "_trust", "depth")
 
-    def __init__(self, rows: int, depth: int) -> None:
-        """Build a table of untrained rows; `depth` is the catalog's largest proposal depth."""
+    def __init__(self, rows: int, depth: int, *, population_weight: float = 0.0) -> None:
+        """Build a table of untrained rows; `depth` is the catalog's largest proposal depth.
+
+        `population_weight` is the most that a row which is reset trusts what all rows have shown;
+        at 2 or less it starts at the prior.
+        """
         self.depth = depth
         self._below: Flags = np.tri(depth + 2, depth, -2, dtype=bool)
         """Which depths are below 0, 1, ... depth + 1, which is below everything."""
@@ -155,6 +162,11 @@ class AcceptanceTable:
         self._start: Floats = np.zeros((SOURCES, 3, depth))
         self._start[:, MEAN] = prior_means(depth)
         self._start[:, WEIGHT] = START_WEIGHT
+        self._known: Floats = np.full((SOURCES, depth), START_WEIGHT)
+        """Observations that the means of `_start` rest on, the prior among them."""
+        self._trust = min(population_weight, WEIGHT_CAP)
+        self._is_taught = [self._trust > START_WEIGHT] * SOURCES
+        """What is observed moves `_start`, by source: not where the host has said what it is."""
         self._cells: Floats = np.tile(self._start, (rows, 1, 1, 1))
 
     def seed(self, source: int, survivals: Sequence[float], weight: float) -> None:
@@ -174,9 +186,10 @@ class AcceptanceTable:
             raise InvalidRequestError(f"weight must be 2 to 128, not {weight!r}")
         self._start[source, MEAN, :count] = survivals
         self._start[source, WEIGHT, :count] = weight
+        self._is_taught[source] = False
 
     def reset(self, row: int) -> None:
-        """Give a row to a request without history."""
+        """Give a row to a request without history: it starts where the population stands."""
         self._cells[row] = self._start
 
     def take(self, row: int) -> Floats:
@@ -195,10 +208,14 @@ class AcceptanceTable:
     def informed(self, rows: Integers, source: int, generated: Integers) -> tuple[Floats, Flags]:
         """Return `survivals`, and which of them rest on what was observed, bool [n, depth].
 
-        Those have an aged weight above that of a depth without observation.
+        Those have an aged weight above that of a depth without observation; what others observed
+        does not count, unless the host seeded it.
         """
         cells = self._cells.take(rows, axis=0)[:, source]
-        return np.minimum.accumulate(cells[:, MEAN], axis=1), outweighs_start(cells, generated)
+        informed = outweighs_start(cells, generated)
+        if self._is_taught[source]:
+            informed &= cells[:, COUNT] > 0.0
+        return np.minimum.accumulate(cells[:, MEAN], axis=1), informed
 
     def weights(self, rows: Integers, source: int, generated: Integers) -> Floats:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""
@@ -244,4 +261,21 @@ class AcceptanceTable:
         before: Floats = np.minimum.accumulate(cells[:, MEAN], axis=1)
         learn(cells, values, seen, lanes.generated, reach=deepest(lanes.offered))
         self._cells[lanes.rows, source] = cells
+        if self._is_taught[source]:
+            self._teach_population(source, np.where(seen, values, 0.0), seen)
         return before
+
+    def _teach_population(self, source: int, values: Floats, seen: Flags) -> None:
+        """Average what a round showed into the means that later requests start from.
+
+        k values of mean y at a depth: m <- m + (y - m)*k/(w + k), w <- min(w + k, 64). The lanes of
+        a round count alike, whatever their rows. `values` are zero where nothing was seen.
+        """
+        counts, known = np.add.reduce(seen, axis=0), self._known[source]
+        means, weights = self._start[source, MEAN], self._start[source, WEIGHT]
+        known += counts
+        means += (np.add.reduce(values, axis=0) - counts * means) / known
+        # Rounding alone takes an average of probabilities out of their range.
+        np.clip(means, 0.0, 1.0, out=means)
+        np.minimum(known, POPULATION_CAP, out=known)
+        np.minimum(known, self._trust, out=weights)

@@ -83,6 +83,12 @@ class PolicyConfig:
 
     adaptive_verification_alpha: float = 1.0
     """Exponent on prefix-survival estimates in selection scores of speculative rounds."""
+    alone_service_share: float = 0.0
+    """Where streams alone are runnable and all are served: the shortest round with this share of
+    the best expected service per time; 0 leaves the width to the score (decision 0018)."""
+    population_weight: float = 0.0
+    """Most observations as which a new request counts the acceptance of those before it; at 2 or
+    less it starts at 0.5**d (decision 0018)."""
     checkpoint_extra_work_fraction: float = 0.05
     """Extra prefill splits and snapshot copies of a request, as a share of its prefill work."""
 
@@ -105,7 +111,13 @@ class PolicyConfig:
 
         The bare constructor keeps the design's table to the letter (decisions 0005 and 0015).
         """
-        return cls(prefill_balance=6.0, arrival_shares=1.0, decode_age_price=2.0)
+        return cls(
+            prefill_balance=6.0,
+            arrival_shares=1.0,
+            decode_age_price=2.0,
+            alone_service_share=0.99,
+            population_weight=8.0,
+        )
 
     @classmethod
     def throughput(cls) -> PolicyConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from helios.scheduler.candidates import (
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
+from helios.scheduler.dominance import is_dominated
 from helios.scheduler.generation import Generation
 from helios.scheduler.geometry import Integers
 from helios.scheduler.lanes import DeferredLanes
@@ -46,6 +47,7 @@ from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.streams import Streams, streams_of
 from helios.scheduler.utility import Lane, Units, View, prompts_of, units_of
+from helios.scheduler.widths import ample_rounds, asks_for_width, shortest_ample
 
 __all__ = ["Decision", "best_of", "rank_key"]
 
@@ -70,7 +72,16 @@ QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 class Decision:
     """All candidates of one view, comparable in one scale; the best one is `winner`."""
 
-    __slots__ = ("_blocks", "_scene", "_streams", "units", "view", "waiting", "winner")
+    __slots__ = (
+        "_blocks",
+        "_scene",
+        "_screening",
+        "_streams",
+        "units",
+        "view",
+        "waiting",
+        "winner",
+    )
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -78,17 +89,53 @@ class Decision:
         self.waiting = waiting_price(view, self.units)
         self._blocks: list[Block] | None = None
         self._scene: Scene | None = None
+        self._screening: Screening | None = None
         self._streams: Streams = streams_of(view, self.units, view.decode_interval_ms())
         geometry = view.shapes.geometry
         best = self._screened()
         if best is None:
             blocks = self.blocks
             self.winner = Selection(blocks, geometry).winner() if blocks else None
-            return
-        self.winner = best
-        others = self._others()
-        if others:
-            self.winner = Selection([Listed([best]), *others], geometry).winner()
+        else:
+            self.winner = best
+            others = self._others()
+            if others:
+                self.winner = Selection([Listed([best]), *others], geometry).winner()
+        if self.winner is not None and self.winner.determinate:
+            self.winner = self._at_its_width(self.winner)
+
+    def _at_its_width(self, winner: Candidate) -> Candidate:
+        """Return a winner, or, where it serves everybody there is, the round that does so best."""
+        view, contest = self.view, self.view.shapes.geometry.contest
+        if not view.decoders or not asks_for_width(view, winner.served):
+            return winner
+        programs = contest(len(view.decoders))
+        screening, values = self._screening, self._streams.token
+        tokens = self.scene.table.tokens if screening is None else screening.tokens
+        known_ms = view.durations.take(programs.programs.graph)
+        inexact = self.scene.inexact if screening is None else None
+        ample = ample_rounds(programs, tokens, values, known_ms, inexact)
+        places = dict(zip(programs.programs.graph[ample.places].tolist(), count()))
+        place = places.get(winner.graph_index)
+        if place is None:
+            service = sum([lane.service for lane in winner.cohort])
+            rate = service / winner.duration_ms
+        else:
+            rate = float(ample.service_rates[place])
+        share = view.policy.alone_service_share
+        for chosen in shortest_ample(ample, winner.known_ms, rate, share):
+            candidate = self._everybody_in(int(programs.programs.graph[chosen]), chosen)
+            if not is_dominated(view.shapes.geometry, candidate):
+                return candidate
+        return winner
+
+    def _everybody_in(self, graph: int, place: int) -> Candidate:
+        """Return the candidate of a program that holds everybody; `place` is in the contest."""
+        if self._screening is not None:
+            return self._screening.candidate(place)
+        entries = self.view.shapes.geometry.generating.graph
+        block = next(block for block in self.blocks if isinstance(block, Generation))
+        return block.best(int((entries == graph).nonzero()[0][0]))
 
     def _screened(self) -> Candidate | None:
         """Return the best candidate of decoders alone where a screening finds it."""
@@ -98,9 +145,12 @@ class Decision:
         yields = placed_yields(view, self._streams)
         if not can_screen(view, self._streams, yields):
             return None
-        return Screening(
+        screening = Screening(
             view, self._streams, yields, slope=self._slope(), waiting=self.waiting
-        ).winner()
+        )
+        winner = screening.winner()
+        self._screening = None if winner is None else screening
+        return winner
 
     def _others(self) -> list[Block]:
         """Return the blocks of everything but decoders alone."""

@@ -116,6 +116,15 @@ class Screening:
         winner = found[0] if len(found) == 1 else min(found, key=rank_key)
         return None if is_dominated(self._view.shapes.geometry, winner) else winner
 
+    @property
+    def tokens(self) -> Floats:
+        """Expected tokens of every lane in every class [classes, n]."""
+        return self._tokens
+
+    def candidate(self, place: int) -> Candidate:
+        """Return the best cohort of a program of the contest that P does not constrain."""
+        return self._candidate(place, self._score(place))
+
     def _graph(self, place: int) -> int:
         return int(self._programs.graph[place])
 

@@ -1,7 +1,8 @@
 """What a scheduler remembers of its speculative rounds, by physical row: one object, three tables.
 
-Rows are reset when a request is seated, and taken out and put back around a preemption, so that no
-estimate reaches a later request of the row. See docs/design/scheduling-utility.md section 7.
+Rows are reset when a request is seated, and taken out and put back around a preemption, so that a
+later request of the row knows no more of it than of any other: where the population stands.
+See docs/design/scheduling-utility.md section 7.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class SpeculationHistory:
 
     __slots__ = ("_by_forecast", "_by_source", "acceptance", "extent", "forecasts")
 
-    def __init__(self, catalog: Catalog, rows: int) -> None:
+    def __init__(self, catalog: Catalog, rows: int, *, population_weight: float = 0.0) -> None:
         depth = max(graph.proposal_depth for graph in catalog.graphs)
         programs = [i for i, graph in enumerate(catalog.graphs) if graph.confidence_width]
         self.extent = (rows, depth)
         """Rows and the catalog's largest proposal depth: what a sidecar has of every rank."""
-        self.acceptance = AcceptanceTable(rows, depth)
+        self.acceptance = AcceptanceTable(rows, depth, population_weight=population_weight)
         self.forecasts = ForecastTable(rows, depth, programs)
         self._by_source = (Calibration(depth), Calibration(depth))
         self._by_forecast = Calibration(depth)

@@ -97,7 +97,9 @@ class State:
         self.policy = policy
         self.speculation = speculation
         self.costs = CostTable(catalog, ttl_ns=policy.estimate_ttl_ns)
-        self.history = SpeculationHistory(catalog, resources.row_count)
+        self.history = SpeculationHistory(
+            catalog, resources.row_count, population_weight=policy.population_weight
+        )
         """Acceptance and forecasts by physical row."""
         self.funds = Funds()
         self.learning_since = 0

@@ -64,6 +64,26 @@ class Row:
             self.cells[d - 1].observe(value, generated)
 
 
+class Population:
+    """What the requests of one source have shown together, depth by depth."""
+
+    def __init__(self, depth: int) -> None:
+        self.means = [0.5**d for d in range(1, depth + 1)]
+        self.known = [2.0] * depth
+
+    def round(self, shown: Sequence[dict[int, float]]) -> None:
+        """Learn one round: for every lane, the value of each depth that it observed."""
+        for index in range(len(self.means)):
+            values = [lane[index + 1] for lane in shown if index + 1 in lane]
+            total = self.means[index] * self.known[index] + sum(values)
+            self.means[index] = total / (self.known[index] + len(values))
+            self.known[index] = min(64.0, self.known[index] + len(values))
+
+    def weights(self) -> list[float]:
+        """What a new request's start weighs."""
+        return [min(8.0, known) for known in self.known]
+
+
 def frontier_lengths(
     values: Sequence[Sequence[float]], ceilings: Sequence[int], slots: Sequence[int], packed: int
 ) -> list[int]:
