@@ -92,8 +92,9 @@ def explain(state: State) -> tuple[CandidateScore, ...]:
         if selected is not None and selected.is_probe:
             # A probe runs although others rank above it, and may be too padded to be ranked at all.
             ranked = [selected.candidate, *(c for c in ranked if c != selected.candidate)]
-        elif selected is not None:
-            # Service per time may have chosen another width than the score (utility 9.14).
+        elif selected is not None and selected.candidate.graph_index != ranked[0].graph_index:
+            # Service per time has chosen another width than the score (utility 9.14), among streams
+            # alone: there every graph has one candidate.
             ranked.sort(key=lambda each: each.graph_index != selected.candidate.graph_index)
         decided.scores = _scores(state, decided, ranked)
     return decided.scores
