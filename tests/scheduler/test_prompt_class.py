@@ -125,3 +125,22 @@ def test_short_prompts_that_never_cease_do_not_starve_a_long_one() -> None:
             shorts.append(f"short{number}")
             world.admit(shorts[-1], 64, 2)
     assert number > 10
+
+
+def test_what_a_cancelled_request_received_counts_for_nobody() -> None:
+    """Its frame serves nobody who is still there: the class has waited (2.8)."""
+    policy = PolicyConfig(prefill_balance=BALANCED.prefill_balance)
+    world = measured_world(rows=8, prefills=(64,), policy=policy)
+    decoding(world, "a", "b")
+    world.admit("p", 640, 100)
+    world.admit("q", 640, 100)
+    while world.plan() is None or not world.plan().steps[0].prompt_tokens:
+        world.step()
+    world.submit()
+    state = world.scheduler._state
+    before, (frame,) = state.class_price, state.window.frames
+    assert before is not None
+    (served,) = [n for n in "pq" if world.streams[n].handle == frame.handles[0]]
+    world.cancel(served)
+    world.finish_frame()
+    assert state.class_price > before

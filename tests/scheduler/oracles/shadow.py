@@ -532,15 +532,16 @@ class Shadow(Observer):
             account.ended_ns = self.world.now_ns
 
     def is_counted(self, handle: RequestHandle) -> bool:
-        """Whether service counts for a tenant: not that of a request that was cancelled."""
+        """Whether service counts for a tenant or a class: not that of a cancelled request."""
         return self.phase(handle) not in (Phase.DRAINING, Phase.RELEASED)
 
     def _charge(
         self, interval: Interval, served: dict[RequestHandle, int], interval_ms: float
     ) -> None:
         if interval.prompt_rates and self.class_price is not None:
+            counted = {h: tokens for h, tokens in served.items() if self.is_counted(h)}
             self.class_price = self.moved_class_price(
-                self.class_price, interval, served, interval_ms
+                self.class_price, interval, counted, interval_ms
             )
         for purse, rate, members in interval.purses.values():
             if purse.token_price is not None and rate is not None:
