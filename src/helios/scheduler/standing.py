@@ -371,13 +371,15 @@ class Standing:
             arrival /= self.claimants(tenancy.newcomers)
         return arrival if price is None else max(price, arrival)
 
-    def class_start(self, policy: PolicyConfig) -> float:
-        """Return what prompts stand at together when they begin to be a class.
+    def class_price(self, price: float | None, policy: PolicyConfig) -> float | None:
+        """Return what prompts that stand at `price` by their history are worth together.
 
-        As if they had been receiving `1 / arrival_shares` of the machine, times the tokens of a
-        burst as for one newcomer (decision 0014).
+        A class that begins starts as if it had been receiving `1 / arrival_shares` of the machine,
+        times the tokens of a burst as for one newcomer (decision 0014). None without prompts.
         """
-        return clamped(policy.arrival_shares * self.burst_tokens)
+        if not self.machine_rates:
+            return None
+        return clamped(policy.arrival_shares * self.burst_tokens) if price is None else price
 
     def decoder_price(self, request: Request, shares: float) -> float | None:
         """Return the token price of a decoder; None while no rate could make it physical."""

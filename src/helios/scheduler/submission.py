@@ -9,7 +9,6 @@ from helios.scheduler.paging import check_pages, redraw, take_pages
 from helios.scheduler.plan import ScheduledPlan, ScheduledStep
 from helios.scheduler.policy import is_queueable
 from helios.scheduler.requests import Request
-from helios.scheduler.standing import Standing
 from helios.scheduler.state import State
 from helios.scheduler.units import Fence
 from helios.scheduler.window import Frame
@@ -36,7 +35,7 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     pools = standing.pools(prompts_are_a_class=is_class) if standing.tenancies else ()
     standing.settle_arrivals(state.policy)
     if is_class:
-        state.class_price = _class_price(state, standing)
+        state.class_price = standing.class_price(state.class_price, state.policy)
     take_pages(state, plan, requests)
     decided, takes_pages = state.decision, state.pool.config.page_growth
     if decided is not None and decided.version == state.version and not takes_pages:
@@ -66,14 +65,6 @@ def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
         request.epoch = version
     state.window.frames.append(frame)
     redraw(state)
-
-
-def _class_price(state: State, standing: Standing) -> float | None:
-    """Return what the prompts of a frame stand at together, before it; None without any."""
-    if not standing.machine_rates:
-        return None
-    price = state.class_price
-    return standing.class_start(state.policy) if price is None else price
 
 
 def _planned_lanes(state: State, plan: ScheduledPlan) -> list[Request] | None:

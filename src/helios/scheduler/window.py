@@ -240,9 +240,9 @@ def _project_class(
     price, flow = class_price, outlook.prompt_class
     if price is not None and flow is not None:
         price = flow.apply(price)
-    view.prompt_class = ClassClaim(
-        standing.class_start(view.policy) if price is None else price, standing.machine_rates
-    )
+    price = standing.class_price(price, view.policy)
+    if price is not None:
+        view.prompt_class = ClassClaim(price, standing.machine_rates)
 
 
 def _floor_of(view: View, standing: Standing, request: Request, machine: float) -> float:
