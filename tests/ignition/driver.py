@@ -27,8 +27,10 @@ def catalog_of(
     scored: Sequence[int] = (32,),
     buckets: Sequence[int] = (1, 2, 4, 8),
     rounds: Sequence[tuple[int, int]] = (),
+    mixed: Sequence[tuple[int, int, int]] = (),
 ) -> Catalog:
-    """`rounds` are batch capacities and target rows of programs that take copied proposals."""
+    """`rounds` are batch capacities and target rows of programs that take copied proposals, `mixed`
+    those and prompt capacities; with one target row they are of the ordinary mode."""
     graphs = [
         GraphDescriptor(kind=kind, batch_capacity=bucket)
         for kind in (GraphKind.INITIALIZE, GraphKind.DECODE, GraphKind.TERMINAL)
@@ -39,7 +41,8 @@ def catalog_of(
             GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=capacity)
             for capacity in capacities
         ]
-    return Catalog.of([*graphs, *(round_graph(batch, width) for batch, width in rounds)])
+    graphs += [round_graph(batch, width) for batch, width in rounds]
+    return Catalog.of([*graphs, *(mixed_graph(*shape) for shape in mixed)])
 
 
 def round_graph(batch: int, width: int) -> GraphDescriptor:
@@ -51,6 +54,20 @@ def round_graph(batch: int, width: int) -> GraphDescriptor:
         allocation=RowAllocation.HOST if width > 1 else RowAllocation.NONE,
         source=ProposalSource.COPY if width > 1 else ProposalSource.NONE,
         speculation_enabled=True,
+    )
+
+
+def mixed_graph(batch: int, width: int, prompt: int) -> GraphDescriptor:
+    wide = width > 1
+    return GraphDescriptor(
+        kind=GraphKind.MIXED,
+        batch_capacity=batch,
+        token_capacity=width,
+        proposal_depth=width - 1,
+        prefill_capacity=prompt,
+        allocation=RowAllocation.HOST if wide else RowAllocation.NONE,
+        source=ProposalSource.COPY if wide else ProposalSource.NONE,
+        speculation_enabled=wide,
     )
 
 

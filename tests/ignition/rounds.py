@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from helios.engine.ports import LaneOutput, SamplingParams
+from helios.scheduler import Catalog
 from ignition.programs.eager import EagerModel
 from tests.ignition.driver import Driver, catalog_of
 from tests.ignition.native.models import POOL, checkpoint_for, native_driver
@@ -38,8 +39,8 @@ Proposer = Callable[[list[int]], Sequence[int]]
 """Proposes what may follow the tokens of a request, prompt included."""
 
 
-def driver_of(backend: str) -> Driver:
-    catalog = catalog_of(rounds=ROUNDS)
+def driver_of(backend: str, catalog: Catalog | None = None) -> Driver:
+    catalog = catalog or catalog_of(rounds=ROUNDS)
     if backend != "eager":
         precision = "fp32" if backend == "native-fp32" else "int8"
         return native_driver("llama", precision, catalog=catalog, threads=2)

@@ -61,6 +61,11 @@ class StepInputs:
     """int64 [B * W] pool token that takes the keys and values; the scratch page for idle tokens."""
     blocks: Sequence[AttentionBlock]
 
+    @property
+    def width(self) -> int:
+        """Tokens per request."""
+        return self.token_ids.shape[1]
+
 
 def plan_blocks(
     page_tables: Tensor, positions: Tensor, *, page_size: int, block_pages: int, block_count: int
@@ -116,19 +121,36 @@ class LlamaDecoder:
 
         Returns float32 [B * W, hidden] before the final norm.
         """
-        batch, width = inputs.token_ids.shape
-        x = F.embedding(inputs.token_ids.reshape(-1), self._weights["embed"])
-        rotation = (
-            self._cosines[inputs.positions.reshape(-1)][:, None, :],
-            self._sines[inputs.positions.reshape(-1)][:, None, :],
-        )
+        return self.hidden_together((inputs,), keys, values)
+
+    def hidden_together(self, groups: Sequence[StepInputs], keys: Tensor, values: Tensor) -> Tensor:
+        """Run groups of rows through all layers at once: one product of all rows per matrix,
+        attention group by group.
+
+        Returns float32 [sum of B * W, hidden] before the final norm, groups in their order.
+        """
+        positions = torch.cat([group.positions.reshape(-1) for group in groups])
+        tokens = torch.cat([group.token_ids.reshape(-1) for group in groups])
+        slots = torch.cat([group.write_slots for group in groups])
+        rotation = self._cosines[positions][:, None, :], self._sines[positions][:, None, :]
+        x = F.embedding(tokens, self._weights["embed"])
         for layer in range(self.geometry.layer_count):
             pools = (keys[layer], values[layer])
-            q = self._append(layer, x, rotation, inputs.write_slots, pools)
-            mixed = self._attend(q, pools, inputs.blocks, (batch, width))
-            x = x + self._project(mixed, self._weights[f"layers.{layer}.o"])
+            q = self._append(layer, x, rotation, slots, pools)
+            gathered = self._attend_groups(q, pools, groups)
+            x = x + self._project(gathered, self._weights[f"layers.{layer}.o"])
             x = x + self._feed_forward(layer, x)
         return x
+
+    def _attend_groups(
+        self, q: Tensor, pools: tuple[Tensor, Tensor], groups: Sequence[StepInputs]
+    ) -> Tensor:
+        sizes = [group.token_ids.numel() for group in groups]
+        parts = [
+            self._attend(part, pools, group.blocks, (group.token_ids.shape[0], group.width))
+            for part, group in zip(torch.split(q, sizes), groups, strict=True)
+        ]
+        return torch.cat(parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [N, vocabulary] of `hidden` [N, hidden size]."""

@@ -6,18 +6,15 @@
 #include "panel.h"
 #include "product.h"
 #include "attention.h"
+#include "round.h"
 #include "sampling.h"
 #include "step.h"
 #include "vector.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 enum {
-    ABI_VERSION = 2,
+    ABI_VERSION = 3,
     /* Rows of logits that scored prefill evaluates at a time. */
-    SCORE_ROWS = 16,
-    /* Lanes of a program, as the catalog bounds them. */
-    MAX_LANES = 64
+    SCORE_ROWS = 16
 };
 
 /* What the library was compiled for, so that the binding can refuse another one. */
@@ -188,18 +185,6 @@ static void sample_task(void *argument, int index, int thread) {
     sample_row(s->m, s->rows[index], index, index, s->lanes[index], s->out);
 }
 
-static void clear_lane(const lane_outputs *out, int lane) {
-    out->produced[lane] = 0;
-    out->terminated[lane] = 0;
-    out->report_count[lane] = -1;
-}
-
-static int is_mapped(const model *m, int row, int position) {
-    int64_t page = position / PAGE;
-    return page < m->state.pages_per_row &&
-           m->state.page_table[row * m->state.pages_per_row + page] >= 0;
-}
-
 /* One token for every active, unfinished row of rows[0..lanes). Returns -1, or the first lane
  * whose next position has no page; then nothing has changed. */
 EXPORT int32_t ign_decode(model *m, int32_t lanes, const int32_t *rows, const lane_outputs *out) {
@@ -223,78 +208,6 @@ EXPORT int32_t ign_decode(model *m, int32_t lanes, const int32_t *rows, const la
     for (int i = 0; i < b->count; i++) state->cached_tokens[b->rows[i]]++;
     sampling_phase s = {m, b->rows, lane_of, out};
     pool_run(m->pool, sample_task, &s, b->count);
-    return -1;
-}
-
-/* What a round is asked: B lanes, each with up to `width` target rows. */
-typedef struct {
-    int32_t lanes;
-    int32_t width;
-    int32_t depth;            /* proposals of a lane; at least width - 1 */
-    const int32_t *rows;      /* [lanes] */
-    const int32_t *lengths;   /* [lanes] target rows, the pending token's included */
-    const int32_t *proposals; /* [lanes][depth] */
-} round_inputs;
-
-typedef struct {
-    const model *m;
-    const round_inputs *in;
-    const lane_outputs *out;
-    int32_t lane_of[MAX_LANES];
-    int32_t first[MAX_LANES]; /* the lane's first row of logits */
-} acceptance;
-
-/* Draws from the target's own distribution of each row, as single steps would, until a draw differs
- * from what was proposed: that is rejection sampling of a proposal which stands for certain. */
-static void accept_task(void *argument, int index, int thread) {
-    const acceptance *a = argument;
-    const round_inputs *in = a->in;
-    int lane = a->lane_of[index], row = in->rows[lane];
-    const int32_t *proposals = in->proposals + (size_t)lane * (size_t)in->depth;
-    (void)thread;
-    for (int i = 0; i < in->lengths[lane]; i++) {
-        int entry = lane * in->width + i;
-        sample_row(a->m, row, a->first[index] + i, index, entry, a->out);
-        a->m->state.cached_tokens[row]++;
-        if (a->out->terminated[entry] || i + 1 == in->lengths[lane]) return;
-        if (a->out->tokens[entry] != proposals[i]) return;
-    }
-}
-
-static void feed_lane(batch *b, const serving_state *state, const round_inputs *in, int lane) {
-    int row = in->rows[lane];
-    const int32_t *proposals = in->proposals + (size_t)lane * (size_t)in->depth;
-    for (int i = 0; i < in->lengths[lane]; i++) {
-        b->tokens[b->count] = i ? proposals[i - 1] : state->pending_token[row];
-        b->rows[b->count] = row;
-        b->positions[b->count++] = state->cached_tokens[row] + i;
-    }
-}
-
-/* One complete round: feeds the pending token and the proposals of every active, unfinished row and
- * commits what is accepted. Returns -1, or the first lane that reaches a position without a page;
- * then nothing has changed. */
-EXPORT int32_t ign_round(model *m, const round_inputs *in, const lane_outputs *out) {
-    batch *b = &m->scratch.batch;
-    const serving_state *state = &m->state;
-    acceptance a = {.m = m, .in = in, .out = out};
-    int live = 0;
-    b->count = 0;
-    for (int entry = 0; entry < in->lanes * in->width; entry++) clear_lane(out, entry);
-    for (int lane = 0; lane < in->lanes; lane++) {
-        int row = in->rows[lane];
-        if (row < 0 || state->finished[row]) continue;
-        int position = state->cached_tokens[row], end = position + in->lengths[lane];
-        for (; position < end; position = position / PAGE * PAGE + PAGE)
-            if (!is_mapped(m, row, position)) return lane;
-        a.lane_of[live] = lane;
-        a.first[live++] = b->count;
-        feed_lane(b, state, in, lane);
-    }
-    if (!live) return -1;
-    run_layers(m);
-    run_head(m, 0, b->count);
-    pool_run(m->pool, accept_task, &a, live);
     return -1;
 }
 

@@ -56,6 +56,29 @@ def is_round(graph: GraphDescriptor) -> bool:
     return graph.kind is GraphKind.SPECULATIVE and graph.token_capacity > 1
 
 
+def is_mixed(graph: GraphDescriptor) -> bool:
+    """Whether a program consumes a prompt chunk beside rows that generate."""
+    return graph.kind is GraphKind.MIXED
+
+
+def reports_bursts(graph: GraphDescriptor) -> bool:
+    """Whether a lane may produce several tokens, so that outputs have an entry per target row."""
+    return is_round(graph) or (is_mixed(graph) and graph.token_capacity > 1)
+
+
+def prompt_capacity(graph: GraphDescriptor) -> int:
+    """Return the most prompt tokens that a program consumes."""
+    return graph.token_capacity if graph.kind in PREFILL_KINDS else graph.prefill_capacity
+
+
+def fed_tokens(graph: GraphDescriptor) -> int:
+    """Return the most tokens that a program feeds to the layers at once."""
+    if is_mixed(graph):
+        # The prompt takes one of the lanes.
+        return graph.prefill_capacity + graph.rows - graph.token_capacity
+    return graph.rows
+
+
 def is_single_step(graph: GraphDescriptor) -> bool:
     """Whether a program feeds the pending token of each row and samples one token."""
     return graph.kind is GraphKind.DECODE or (
@@ -94,6 +117,8 @@ def _all_specs(
     if is_round(graph):
         targets = (graph.batch_capacity, graph.token_capacity)
         return (rows, *_round_inputs(graph), *_sampled_outputs(targets, vocabulary_size))
+    if is_mixed(graph):
+        return (rows, *_mixed_inputs(graph), *_mixed_outputs(graph, vocabulary_size))
     sampled = _sampled_outputs((graph.batch_capacity,), vocabulary_size)
     if is_single_step(graph):
         return (rows, *sampled)
@@ -148,6 +173,17 @@ def _round_inputs(graph: GraphDescriptor) -> tuple[BufferSpec, ...]:
         BufferSpec("query_lengths", "input", (graph.batch_capacity,), "int32"),
         BufferSpec("proposals", "input", (graph.batch_capacity, graph.proposal_depth), "int32"),
     )
+
+
+def _mixed_inputs(graph: GraphDescriptor) -> tuple[BufferSpec, ...]:
+    lanes = _round_inputs(graph) if graph.proposal_depth else _round_inputs(graph)[:1]
+    prefill_row = BufferSpec("prefill_row", "input", (1,), "int32")
+    return (prefill_row, *_prompt_inputs(graph.prefill_capacity), *lanes)
+
+
+def _mixed_outputs(graph: GraphDescriptor, vocabulary_size: int) -> tuple[BufferSpec, ...]:
+    targets = (graph.batch_capacity, graph.token_capacity)
+    return _sampled_outputs(targets if reports_bursts(graph) else targets[:1], vocabulary_size)
 
 
 def _sampled_outputs(rows: tuple[int, ...], vocabulary_size: int) -> tuple[BufferSpec, ...]:

@@ -19,7 +19,14 @@ from helios.engine.ports import Frame, LaneOutput
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
-from ignition.programs.buffers import PREFILL_KINDS, allocate_buffers, buffer_specs, is_round
+from ignition.programs.buffers import (
+    PREFILL_KINDS,
+    allocate_buffers,
+    buffer_specs,
+    is_mixed,
+    is_round,
+    prompt_capacity,
+)
 from ignition.programs.frames import (
     ReplayError,
     check_frame,
@@ -27,6 +34,7 @@ from ignition.programs.frames import (
     load_frame,
     read_frame,
 )
+from ignition.programs.mixed_step import mixed_step
 from ignition.programs.steps import (
     StepContext,
     decode_step,
@@ -74,7 +82,7 @@ class EagerProgram:
     def load(self, frame: Frame) -> None:
         """Write the frame's inputs. Raises FrameError when it does not fit; nothing is written."""
         check_frame(self._descriptor, frame, self._model.geometry, self._model.pool)
-        if self._descriptor.kind in PREFILL_KINDS:
+        if prompt_capacity(self._descriptor):
             page_size = self._model.pool.page_size_tokens
             check_pages(self._descriptor, frame, self._model.state.page_table, page_size)
         load_frame(self._descriptor, frame, self._buffers)
@@ -97,6 +105,16 @@ class EagerProgram:
                 block_count=self._block_count(),
                 with_logprobs=self._wants_logprobs(),
             )
+        elif is_mixed(self._descriptor):
+            self._check_next_pages()
+            mixed_step(
+                self._model.context,
+                self._tensors,
+                block_count=self._block_count(),
+                has_prompt=self._prompt_row() >= 0,
+                is_final_chunk=bool(self._buffers["is_final_chunk"][0]),
+                with_logprobs=self._wants_logprobs(),
+            )
         else:
             assert kind in PREFILL_KINDS
             prefill_step(
@@ -116,15 +134,20 @@ class EagerProgram:
         rows: npt.NDArray[np.int32] = self._buffers["rows"]
         return rows[rows >= 0]
 
+    def _prompt_row(self) -> int:
+        """Return the row that consumes prompt tokens; -1 for none."""
+        place = int(self._buffers["prefill_row"][0]) if is_mixed(self._descriptor) else -1
+        return int(self._buffers["rows"][place]) if place >= 0 else -1
+
     def _reach(self) -> dict[int, int]:
-        """Return the tokens in the cache of every active row once its lane was fed."""
+        """Return the tokens in the cache of every row that generates once its lane was fed."""
         rows = self._buffers["rows"]
         lengths = self._buffers.get("query_lengths", np.ones_like(rows))
-        cached = self._model.state.cached_tokens
+        cached, prompt = self._model.state.cached_tokens, self._prompt_row()
         return {
             row: int(cached[row]) + length
             for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
-            if row >= 0
+            if row >= 0 and row != prompt
         }
 
     def _check_next_pages(self) -> None:
@@ -141,10 +164,11 @@ class EagerProgram:
 
     def _block_count(self) -> int:
         """Blocks up to the longest context of the lanes; more would not change a bit."""
-        if self._descriptor.kind in PREFILL_KINDS:
+        reach = 1
+        if prompt_capacity(self._descriptor):
             reach = int(self._buffers["position"][0] + self._buffers["count"][0])
-        else:
-            reach = max(self._reach().values(), default=1)
+        if self._descriptor.kind not in PREFILL_KINDS:
+            reach = max(reach, *self._reach().values(), 1)
         block_tokens = self._model.context.block_pages * self._model.pool.page_size_tokens
         return max(1, -(-reach // block_tokens))
 

@@ -23,7 +23,14 @@ from helios.engine.ports import (
 )
 from helios.scheduler import GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
-from ignition.programs.buffers import PREFILL_KINDS, SAMPLING_FIELDS, is_round
+from ignition.programs.buffers import (
+    PREFILL_KINDS,
+    SAMPLING_FIELDS,
+    is_mixed,
+    is_round,
+    prompt_capacity,
+    reports_bursts,
+)
 
 Buffers = Mapping[str, npt.NDArray[Any]]
 
@@ -50,10 +57,24 @@ def check_frame(
             raise FrameError(f"{graph.name}: row {lane.row} of {pool.row_count}")
         if graph.kind is GraphKind.INITIALIZE:
             _check_initialize(graph, lane, model, pool)
-        elif graph.kind in PREFILL_KINDS:
+        elif graph.kind in PREFILL_KINDS or (is_mixed(graph) and _is_prompt(lane)):
             _check_prefill(graph, lane, model, pool)
-        elif is_round(graph):
+        elif is_round(graph) or is_mixed(graph):
             _check_round(graph, lane, model)
+    if is_mixed(graph) and sum(map(_is_prompt, frame.lanes)) > 1:
+        raise FrameError(f"{graph.name}: more than one lane consumes a prompt")
+
+
+def prompt_lane(graph: GraphDescriptor, frame: Frame) -> int:
+    """Return which lane consumes prompt tokens; -1 for none."""
+    if graph.kind in PREFILL_KINDS:
+        return 0
+    places = (i for i, lane in enumerate(frame.lanes) if _is_prompt(lane))
+    return next(places, -1) if is_mixed(graph) else -1
+
+
+def _is_prompt(lane: FrameLane) -> bool:
+    return lane.prompt_token_ids is not None
 
 
 def _check_initialize(
@@ -82,10 +103,10 @@ def _check_initialize(
 def _check_prefill(
     graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry, pool: PoolGeometry
 ) -> None:
-    tokens = lane.prompt_token_ids
-    if tokens is None or not 1 <= len(tokens) <= graph.token_capacity:
+    tokens, capacity = lane.prompt_token_ids, prompt_capacity(graph)
+    if tokens is None or not 1 <= len(tokens) <= capacity:
         count = 0 if tokens is None else len(tokens)
-        raise FrameError(f"{graph.name}: {count} prompt tokens, capacity {graph.token_capacity}")
+        raise FrameError(f"{graph.name}: {count} prompt tokens, capacity {capacity}")
     if tokens.min() < 0 or tokens.max() >= model.vocabulary_size:
         raise FrameError(f"{graph.name}: prompt token outside {model.vocabulary_size}")
     if lane.position < 0 or lane.position + len(tokens) > pool.context_length_tokens:
@@ -116,8 +137,11 @@ def _check_round(graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry) 
 def check_pages(
     graph: GraphDescriptor, frame: Frame, page_table: npt.NDArray[np.int32], page_size: int
 ) -> None:
-    """Raise FrameError unless the row of a prefill has every page that its chunk reaches."""
-    lane = frame.lanes[0]
+    """Raise FrameError unless the row of a prompt has every page that its chunk reaches."""
+    place = prompt_lane(graph, frame)
+    if place < 0:
+        return
+    lane = frame.lanes[place]
     assert lane.prompt_token_ids is not None
     pages = -(-(lane.position + len(lane.prompt_token_ids)) // page_size)
     if (page_table[lane.row, :pages] < 0).any():
@@ -139,6 +163,8 @@ def load_frame(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
         _load_round(frame, buffers)
     if graph.kind in PREFILL_KINDS:
         _load_prompt(graph, frame.lanes[0], buffers)
+    if is_mixed(graph):
+        _load_mixed(graph, frame, buffers)
 
 
 def _load_initialize(
@@ -161,12 +187,27 @@ def _load_initialize(
 
 
 def _load_round(frame: Frame, buffers: Buffers) -> None:
-    lengths, proposals = buffers["query_lengths"], buffers["proposals"]
+    lengths, proposals = buffers["query_lengths"], buffers.get("proposals")
     lengths[...] = 0
-    proposals[...] = 0
     for index, lane in enumerate(frame.lanes):
         lengths[index] = lane.query_length
-        proposals[index, : lane.query_length - 1] = lane.copied_token_ids
+    if proposals is None:
+        return
+    proposals[...] = 0
+    for index, lane in enumerate(frame.lanes):
+        proposals[index, : len(lane.copied_token_ids)] = lane.copied_token_ids
+
+
+def _load_mixed(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
+    """Write both parts; the prompt's lane has no target rows of its own."""
+    _load_round(frame, buffers)
+    place = prompt_lane(graph, frame)
+    buffers["prefill_row"][0] = place
+    if place < 0:
+        buffers["count"][0] = buffers["position"][0] = buffers["is_final_chunk"][0] = 0
+    else:
+        buffers["query_lengths"][place] = 0
+        _load_prompt(graph, frame.lanes[place], buffers)
 
 
 def _load_prompt(graph: GraphDescriptor, lane: FrameLane, buffers: Buffers) -> None:
@@ -194,7 +235,7 @@ def _read_lane(graph: GraphDescriptor, index: int, lane: FrameLane, buffers: Buf
             cached_tokens=int(buffers["cached_tokens"][index]),
             output_tokens=int(buffers["output_count"][index]),
         )
-    if is_round(graph):
+    if reports_bursts(graph):
         return _read_round(index, buffers)
     scores = _read_scores(lane, buffers) if graph.kind is GraphKind.SCORED_PREFILL else ()
     if not buffers["produced"][index]:

@@ -1,7 +1,7 @@
 """Native programs: frames over the compiled library.
 
-A replay of a prefill, decode or speculative program is one C call, without the interpreter lock.
-INITIALIZE and TERMINAL move a few kilobytes between arrays and are NumPy.
+A replay of a prefill, decode, speculative or mixed program is one C call, without the interpreter
+lock. INITIALIZE and TERMINAL move a few kilobytes between arrays and are NumPy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from ignition.programs.buffers import (
     SAMPLING_FIELDS,
     allocate_buffers,
     buffer_specs,
+    fed_tokens,
+    is_mixed,
     is_round,
+    prompt_capacity,
 )
 from ignition.programs.frames import (
     ReplayError,
@@ -37,6 +40,7 @@ from ignition.programs.frames import (
 from ignition.programs.native_library import (
     LaneRecord,
     NativeLibraryError,
+    PromptRecord,
     RoundRecord,
     ScoreRecord,
     is_float32,
@@ -47,9 +51,9 @@ from ignition.programs.native_library import (
 from ignition.state import ServingState
 
 Array = npt.NDArray[Any]
-_Record = TypeVar("_Record", LaneRecord, RoundRecord, ScoreRecord)
+_Record = TypeVar("_Record", LaneRecord, PromptRecord, RoundRecord, ScoreRecord)
 
-_GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE)
+_GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 _KIND_NUMBERS: Final = {"q4": 0, "q8": 1, "f32": 2}
 _EMBEDDING: Final = len(MATRICES)
 _HEAD: Final = len(MATRICES) + 1
@@ -104,7 +108,7 @@ class NativeModel:
 
     def _create(self, threads: int, weight_bytes: int) -> int:
         graphs = self.catalog.graphs
-        tokens = max(graph.rows for graph in graphs)
+        tokens = max(fed_tokens(graph) for graph in graphs)
         lanes = max(graph.batch_capacity for graph in graphs)
         head_rows = max(graph.rows for graph in graphs if graph.kind not in PREFILL_KINDS)
         cosines, sines = self._tables
@@ -243,8 +247,9 @@ class NativeProgram:
         self._round.lanes = descriptor.batch_capacity
         self._round.width = descriptor.token_capacity
         self._round.depth = descriptor.proposal_depth
+        self._prompt = _addresses(PromptRecord(), self._buffers)
         self._scores = _addresses(ScoreRecord(), self._buffers)
-        self._following = np.full(descriptor.token_capacity, -1, np.int32)
+        self._following = np.full(prompt_capacity(descriptor), -1, np.int32)
 
     @property
     def descriptor(self) -> GraphDescriptor:
@@ -259,7 +264,7 @@ class NativeProgram:
     def load(self, frame: Frame) -> None:
         """Write the frame's inputs. Raises FrameError when it does not fit; nothing is written."""
         check_frame(self._descriptor, frame, self._model.geometry, self._model.pool)
-        if self._descriptor.kind in PREFILL_KINDS:
+        if prompt_capacity(self._descriptor):
             # The C code follows the page table without looking, so it must be mapped that far.
             page_size = self._model.pool.page_size_tokens
             check_pages(self._descriptor, frame, self._model.state.page_table, page_size)
@@ -278,7 +283,7 @@ class NativeProgram:
                 self._initialize()
             case GraphKind.TERMINAL:
                 self._terminate()
-            case GraphKind.DECODE | GraphKind.SPECULATIVE:
+            case GraphKind.DECODE | GraphKind.SPECULATIVE | GraphKind.MIXED:
                 self._generate()
             case GraphKind.PREFILL:
                 self._prefill()
@@ -316,7 +321,9 @@ class NativeProgram:
     def _generate(self) -> None:
         rows, model = self._buffers["rows"], self._model
         handle, lanes = model.handle, ctypes.byref(self._lanes)
-        if is_round(self._descriptor):
+        if is_mixed(self._descriptor):
+            lane = self._mix()
+        elif is_round(self._descriptor):
             lane = model.library.ign_round(handle, ctypes.byref(self._round), lanes)
         else:
             lane = model.library.ign_decode(handle, len(rows), rows.ctypes.data, lanes)
@@ -324,6 +331,21 @@ class NativeProgram:
             raise ReplayError(
                 f"{self._descriptor.name}: row {rows[lane]} has no page for its next token"
             )
+
+    def _mix(self) -> int:
+        """Replay a mixed step; return the lane that it refuses, -1 for none."""
+        buffers, prompt = self._buffers, self._prompt
+        prompt.lane = int(buffers["prefill_row"][0])
+        prompt.position = int(buffers["position"][0])
+        prompt.count = int(buffers["count"][0])
+        prompt.is_final = int(buffers["is_final_chunk"][0])
+        lane = self._model.library.ign_mixed(
+            self._model.handle,
+            ctypes.byref(self._round),
+            ctypes.byref(prompt),
+            ctypes.byref(self._lanes),
+        )
+        return int(lane)
 
     def _prefill(self) -> None:
         self._model.library.ign_prefill(

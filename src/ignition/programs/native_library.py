@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.state import ServingState
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 _SHAPE_WORDS: Final = 10
 
 _STATE_ARRAYS: Final = (
@@ -79,6 +79,15 @@ class RoundRecord(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("lanes", "width", "depth")),
         *((name, ctypes.c_void_p) for name in ("rows", "query_lengths", "proposals")),
+    ]
+
+
+class PromptRecord(ctypes.Structure):
+    """C `prompt_inputs`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("lane", "position", "count", "is_final")),
+        ("token_ids", ctypes.c_void_p),
     ]
 
 
@@ -167,6 +176,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ign_decode.argtypes = [pointer, int32, pointer, pointer]
     library.ign_round.restype = int32
     library.ign_round.argtypes = [pointer, pointer, pointer]
+    library.ign_mixed.restype = int32
+    library.ign_mixed.argtypes = [pointer, pointer, pointer, pointer]
     library.ign_prefill.restype = None
     library.ign_prefill.argtypes = [pointer, int32, int32, int32, pointer, int32, pointer]
     library.ign_scored_prefill.restype = None

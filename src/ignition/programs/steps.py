@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ignition.sampling_torch import order_keys, token_of_key
 Tensors = Mapping[str, Tensor]
 
 _MOST_COUNTED: Final = 32_767
-_PER_ROW: Final = (
+OUTPUTS_PER_ROW: Final = (
     "tokens",
     "produced",
     "terminated",
@@ -119,9 +119,44 @@ def round_step(
     context: StepContext, buffers: Tensors, *, block_count: int, with_logprobs: bool
 ) -> None:
     """Verify the proposals behind the pending token of B rows, commit what is accepted (2.6)."""
-    state, width = context.state, buffers["tokens"].shape[1]
+    state = context.state
     requested = state.rows_or_scratch(buffers["rows"])
     is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
+    lanes = fed_lanes(context, buffers, is_live=is_live, block_count=block_count)
+    hidden = context.decoder.hidden(lanes.inputs, state.keys, state.values)
+    logits = context.decoder.logits(hidden).view(*lanes.shape, -1)
+    accept_proposals(
+        context, buffers, rows=lanes.rows, is_live=is_live, lengths=lanes.lengths, logits=logits
+    )
+    commit_lanes(context, buffers, lanes)
+    if with_logprobs:
+        report_targets(buffers, logits)
+
+
+class FedLanes(NamedTuple):
+    """B lanes that generate, W target rows each, as the decoder takes them."""
+
+    rows: Tensor
+    """int64 [B], idle lanes on the scratch row."""
+    is_live: Tensor
+    lengths: Tensor
+    """Target rows of each lane; zero for idle ones."""
+    first: Tensor
+    """int64 [B] position of the pending token."""
+    inputs: StepInputs
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B and W."""
+        return self.rows.shape[0], self.inputs.token_ids.shape[0] // self.rows.shape[0]
+
+
+def fed_lanes(
+    context: StepContext, buffers: Tensors, *, is_live: Tensor, block_count: int
+) -> FedLanes:
+    """Lay out the pending token and the proposals of every live lane; W as outputs [B, W] have."""
+    state, width = context.state, buffers["tokens"].shape[1]
+    requested = state.rows_or_scratch(buffers["rows"])
     rows = requested.masked_fill(~is_live, state.scratch_row)
     lengths = buffers["query_lengths"].masked_fill(~is_live, 0)[:, None]
     first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
@@ -134,7 +169,7 @@ def round_step(
     # Every target row is a lane of its own, so its bits are those of a decode step: products of
     # attention with another number of queries would round otherwise. A layer appends the keys of
     # all rows before any of them attends.
-    hidden = _run_decoder(
+    inputs = step_inputs(
         context,
         rows=rows.repeat_interleave(width),
         tokens=fed.masked_fill(~is_used, 0).view(-1, 1),
@@ -142,16 +177,20 @@ def round_step(
         is_used=is_used.view(-1, 1),
         block_count=block_count,
     )
-    logits = context.decoder.logits(hidden).view(*fed.shape, -1)
-    accept_proposals(
-        context, buffers, rows=rows, is_live=is_live, lengths=lengths[:, 0], logits=logits
-    )
+    return FedLanes(rows, is_live, lengths[:, 0], first, inputs)
+
+
+def commit_lanes(context: StepContext, buffers: Tensors, lanes: FedLanes) -> None:
+    """Advance the cache of every live lane by what it produced."""
     produced = buffers["produced"].sum(dim=1)
-    end = torch.where(is_live, first + produced, 0).to(torch.int32)
-    state.rows["cached_tokens"].index_copy_(0, rows, end)
-    if with_logprobs:
-        for place in range(width):
-            _report_into(_place(buffers, place), logits[:, place])
+    end = torch.where(lanes.is_live, lanes.first + produced, 0).to(torch.int32)
+    context.state.rows["cached_tokens"].index_copy_(0, lanes.rows, end)
+
+
+def report_targets(buffers: Tensors, logits: Tensor) -> None:
+    """Report log-probabilities of every target row; logits are [B, W, V]."""
+    for place in range(logits.shape[1]):
+        _report_into(_place(buffers, place), logits[:, place])
 
 
 def accept_proposals(
@@ -181,7 +220,7 @@ def accept_proposals(
 
 def _place(buffers: Tensors, place: int) -> dict[str, Tensor]:
     """Return views of one target row's outputs of every lane."""
-    return {name: buffers[name][:, place] for name in _PER_ROW}
+    return {name: buffers[name][:, place] for name in OUTPUTS_PER_ROW}
 
 
 @torch.inference_mode()
@@ -197,29 +236,15 @@ def prefill_step(
     """Consume up to C prompt tokens of one row (2.2), scoring them when asked to (2.3)."""
     state = context.state
     rows = state.rows_or_scratch(buffers["rows"])
-    tokens, index = _padded_prompt(buffers["token_ids"], context.decoder.tiling.multiple)
-    is_used = (index < buffers["count"]) & (buffers["rows"] >= 0)
-    positions = (buffers["position"] + index).masked_fill(~is_used, 0)
-    hidden = _run_decoder(
-        context,
-        rows=rows,
-        tokens=tokens[None],
-        positions=positions[None],
-        is_used=is_used[None],
-        block_count=block_count,
-    )
-
-    seen_rows = rows.expand_as(tokens).masked_fill(~is_used, state.scratch_row)
-    one = torch.ones((), dtype=torch.uint8, device=tokens.device)
-    state.rows["prompt_seen"].index_put_((seen_rows, tokens), one)
-    end = buffers["position"] + buffers["count"]
-    state.rows["cached_tokens"].index_copy_(0, rows, end)
+    inputs = prompt_inputs(context, buffers, rows=rows, block_count=block_count)
+    hidden = context.decoder.hidden(inputs, state.keys, state.values)
+    commit_prompt(context, buffers, rows=rows)
 
     if with_scores:
         _score_prompt(context, buffers, hidden)
         buffers["report_count"].copy_(state.rows["top_logprobs"].index_select(0, rows))
     if is_final_chunk:
-        last = hidden.index_select(0, (buffers["count"] - 1).clamp(min=0).to(torch.int64))
+        last = last_consumed(buffers, hidden)
         _sample_and_commit(
             context,
             buffers,
@@ -230,6 +255,40 @@ def prefill_step(
         )
     else:
         buffers["produced"].zero_()
+
+
+def prompt_inputs(
+    context: StepContext, buffers: Tensors, *, rows: Tensor, block_count: int
+) -> StepInputs:
+    """Lay out the chunk of one row, int64 [1]; an idle program's rows go to the scratch row."""
+    tokens, index = _padded_prompt(buffers["token_ids"], context.decoder.tiling.multiple)
+    is_used = (index < buffers["count"]) & (rows != context.state.scratch_row)
+    positions = (buffers["position"] + index).masked_fill(~is_used, 0)
+    return step_inputs(
+        context,
+        rows=rows,
+        tokens=tokens[None],
+        positions=positions[None],
+        is_used=is_used[None],
+        block_count=block_count,
+    )
+
+
+def commit_prompt(context: StepContext, buffers: Tensors, *, rows: Tensor) -> None:
+    """Mark the consumed tokens of one row, int64 [1], as seen, and advance its cache."""
+    state, tokens = context.state, buffers["token_ids"].to(torch.int64)
+    index = torch.arange(tokens.shape[0], device=tokens.device)
+    is_used = index < buffers["count"]
+    seen_rows = rows.expand_as(tokens).masked_fill(~is_used, state.scratch_row)
+    one = torch.ones((), dtype=torch.uint8, device=tokens.device)
+    state.rows["prompt_seen"].index_put_((seen_rows, tokens), one)
+    end = buffers["position"] + buffers["count"]
+    state.rows["cached_tokens"].index_copy_(0, rows, end)
+
+
+def last_consumed(buffers: Tensors, hidden: Tensor) -> Tensor:
+    """Return the hidden row [1, hidden size] of the last token of a chunk."""
+    return hidden.index_select(0, (buffers["count"] - 1).clamp(min=0).to(torch.int64))
 
 
 def _padded_prompt(token_ids: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
@@ -249,6 +308,27 @@ def _run_decoder(
     block_count: int,
 ) -> Tensor:
     """Return hidden rows [B * W, hidden] of int64 tokens and positions [B, W]."""
+    inputs = step_inputs(
+        context,
+        rows=rows,
+        tokens=tokens,
+        positions=positions,
+        is_used=is_used,
+        block_count=block_count,
+    )
+    return context.decoder.hidden(inputs, context.state.keys, context.state.values)
+
+
+def step_inputs(
+    context: StepContext,
+    *,
+    rows: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    is_used: Tensor,
+    block_count: int,
+) -> StepInputs:
+    """Find the pages of int64 tokens and positions [B, W]; unused ones go to the scratch page."""
     state, page_size = context.state, context.state.served.page_size_tokens
     table = state.rows["page_table"].index_select(0, rows).to(torch.int64)
     table = table.masked_fill(table < 0, state.scratch_page)
@@ -263,10 +343,9 @@ def _run_decoder(
         block_pages=context.block_pages,
         block_count=block_count,
     )
-    inputs = StepInputs(
+    return StepInputs(
         token_ids=tokens, positions=positions, write_slots=slots.reshape(-1), blocks=blocks
     )
-    return context.decoder.hidden(inputs, state.keys, state.values)
 
 
 def _sample_and_commit(

@@ -1,0 +1,81 @@
+#include "round.h"
+
+#include "step.h"
+
+void clear_lane(const lane_outputs *out, int entry) {
+    out->produced[entry] = 0;
+    out->terminated[entry] = 0;
+    out->report_count[entry] = -1;
+}
+
+int is_mapped(const model *m, int row, int position) {
+    int64_t page = position / PAGE;
+    return page < m->state.pages_per_row &&
+           m->state.page_table[row * m->state.pages_per_row + page] >= 0;
+}
+
+static const int32_t *proposals_of(const round_inputs *in, int lane) {
+    return in->depth ? in->proposals + (size_t)lane * (size_t)in->depth : NULL;
+}
+
+static void feed_lane(batch *b, const serving_state *state, const round_inputs *in, int lane) {
+    int row = in->rows[lane];
+    const int32_t *proposals = proposals_of(in, lane);
+    for (int i = 0; i < in->lengths[lane]; i++) {
+        b->tokens[b->count] = i ? proposals[i - 1] : state->pending_token[row];
+        b->rows[b->count] = row;
+        b->positions[b->count++] = state->cached_tokens[row] + i;
+    }
+}
+
+int32_t feed_lanes(acceptance *a, batch *b, int skipped) {
+    const round_inputs *in = a->in;
+    const serving_state *state = &a->m->state;
+    for (int lane = 0; lane < in->lanes; lane++) {
+        int row = in->rows[lane];
+        if (lane == skipped || row < 0 || state->finished[row]) continue;
+        int position = state->cached_tokens[row], end = position + in->lengths[lane];
+        for (; position < end; position = position / PAGE * PAGE + PAGE)
+            if (!is_mapped(a->m, row, position)) return lane;
+        a->lane_of[a->live] = lane;
+        a->first[a->live++] = b->count - a->head_first;
+        feed_lane(b, state, in, lane);
+    }
+    return -1;
+}
+
+/* Draws from the target's own distribution of each row, as single steps would, until a draw differs
+ * from what was proposed: that is rejection sampling of a proposal which stands for certain. */
+void accept_lane(const acceptance *a, int index) {
+    const round_inputs *in = a->in;
+    int lane = a->lane_of[index], row = in->rows[lane];
+    const int32_t *proposals = proposals_of(in, lane);
+    for (int i = 0; i < in->lengths[lane]; i++) {
+        int entry = lane * in->width + i;
+        sample_row(a->m, row, a->first[index] + i, index, entry, a->out);
+        a->m->state.cached_tokens[row]++;
+        if (a->out->terminated[entry] || i + 1 == in->lengths[lane]) return;
+        if (a->out->tokens[entry] != proposals[i]) return;
+    }
+}
+
+static void accept_task(void *argument, int index, int thread) {
+    (void)thread;
+    accept_lane(argument, index);
+}
+
+/* One complete round: feeds the pending token and the proposals of every active, unfinished row and
+ * commits what is accepted. Returns -1, or the first lane that reaches a position without a page;
+ * then nothing has changed. */
+EXPORT int32_t ign_round(model *m, const round_inputs *in, const lane_outputs *out) {
+    batch *b = &m->scratch.batch;
+    acceptance a = {.m = m, .in = in, .out = out};
+    b->count = 0;
+    for (int entry = 0; entry < in->lanes * in->width; entry++) clear_lane(out, entry);
+    int32_t unmapped = feed_lanes(&a, b, -1);
+    if (unmapped >= 0 || !a.live) return unmapped;
+    run_layers(m);
+    run_head(m, 0, b->count);
+    pool_run(m->pool, accept_task, &a, a.live);
+    return -1;
+}
