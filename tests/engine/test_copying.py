@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from helios.engine.copying import PromptLookup
+from helios.engine.core import StepOutcome
 from helios.engine.messages import Cancel
 from helios.engine.ports import CopySource
 from helios.scheduler import DecodeMode, ProposalSource, SpeculationConfig
@@ -155,3 +156,79 @@ def test_a_source_that_fails_ends_its_request_alone() -> None:
     assert world.finished("bad").error == "ValueError: no copies for this one"
     check_whole(world, "good", prompt_of("good", 9), 20)
     assert_all_back(world)
+
+
+class Silent:
+    """Finds nothing to copy."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        assert tokens
+
+    def propose(self) -> Sequence[int]:
+        return ()
+
+
+def overlaps(world: World) -> list[tuple[int, int]]:
+    """Run to the end; return the graphs of every pair of frames that were in flight together."""
+    found = []
+    for _ in range(10_000):
+        if world.turn() is StepOutcome.IDLE:
+            return found
+        flying = tuple(frame.graph_index for frame, _ in world.executor._frames)
+        if len(flying) == 2:
+            found.append(flying)
+    raise AssertionError("the run does not end")
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_request_with_nothing_to_copy_runs_ahead_as_without_a_source(count: int) -> None:
+    """The same frames at the same times, two of them in flight (decision 0023)."""
+    runs = []
+    for copies in (None, lambda request_id, prompt: Silent()):
+        world = World(
+            model=FoldingModel(COPY_ROUNDS),
+            speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+            copies=copies,
+        )
+        for index in range(count):
+            name = f"k{index}"
+            prompt = prompt_of(name, 9)
+            world.core.handle(request(name, prompt=prompt, max_output_tokens=40))
+        pairs = overlaps(world)
+        assert len(pairs) >= 10
+        frames = [
+            (f.fence, f.graph_index, [(a.row, a.position, a.query_length) for a in f.lanes])
+            for f in world.executor.submitted
+        ]
+        runs.append((frames, pairs, world.clock.time_ns, world.events))
+    assert runs[0] == runs[1]
+
+
+def test_frames_with_copies_are_alone_in_flight_and_others_run_ahead() -> None:
+    world = World(
+        model=FoldingModel(COPY_ROUNDS),
+        speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+        copies=lambda request_id, prompt: Sometimes(prompt),
+    )
+    prompt = prompt_of("a", 12)
+    world.core.handle(request("a", prompt=prompt, max_output_tokens=90))
+    pairs = overlaps(world)
+    check_whole(world, "a", prompt, 90)
+    graphs = world.model.catalog.graphs
+    flown = {graphs[index].source for pair in pairs for index in pair}
+    assert flown
+    assert ProposalSource.COPY not in flown
+    copied = [f for f in world.executor.submitted if f.lanes[0].copied_token_ids]
+    assert len(copied) > 5
+    assert_all_back(world)
+
+
+class Sometimes(Knowing):
+    """Knows the continuation for ten tokens of every twenty."""
+
+    def __init__(self, prompt: np.ndarray) -> None:
+        super().__init__(prompt, wrong=1000)
+
+    def propose(self) -> Sequence[int]:
+        known = self._position % 20 < 10
+        return self._output[self._position : self._position + 3] if known else ()

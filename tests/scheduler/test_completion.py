@@ -59,7 +59,8 @@ def test_every_lane_needs_exactly_one_record(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("wall_ns", -1), ("readiness_ns", -1), ("device_ns", (5, -1))]
+    ("field", "value"),
+    [("wall_ns", -1), ("readiness_ns", -1), ("feedback_ns", -1), ("device_ns", (5, -1))],
 )
 def test_an_impossible_interval_is_refused(field: str, value: object) -> None:
     """No clock gives a negative interval; the message names the field."""

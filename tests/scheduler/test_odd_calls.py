@@ -55,6 +55,7 @@ def test_what_is_no_fence_is_refused(fence: Any) -> None:
         ExecutionTiming(device_ns=(BEYOND,), wall_ns=1),
         ExecutionTiming(device_ns=(1,), wall_ns=10**400),
         ExecutionTiming(device_ns=(1,), wall_ns=1, readiness_ns=BEYOND),
+        ExecutionTiming(device_ns=(1,), wall_ns=1, feedback_ns=BEYOND),
     ],
 )
 def test_an_interval_that_no_float_holds_is_refused_before_any_change(

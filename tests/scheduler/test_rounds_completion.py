@@ -631,17 +631,16 @@ def test_a_bad_count_of_copies_changes_nothing(count: object) -> None:
     assert freeze(world.scheduler) == before
 
 
-def test_copies_need_a_known_pending_token() -> None:
-    """Refused while a frame of the request is in flight, or before and after it decodes (8.11)."""
+def test_copies_need_a_stream_and_a_forecast_ends_with_its_frame() -> None:
+    """Refused before and after a request decodes; any output ends a supply (8.11)."""
     world = decoding("ab")
     supply = world.scheduler.supply_copies
     handle = world.streams["a"].handle
     flight = fly(world, HOST, {"a": 4})
-    before = freeze(world.scheduler)
-    with pytest.raises(PhaseError, match="in flight"):
-        supply(handle, 2)
-    assert freeze(world.scheduler) == before
+    supply(handle, 2)
+    assert copies(world, "a") == 2, "what will stand behind all that the frame can commit"
     land(world, flight, [lane(flight, 0, 1)])
+    assert copies(world, "a") == 0, "only the host knows what became of it"
     supply(handle, 2)
     fresh = world.admit("c", 20, 50)
     for wrong in (fresh, world.streams["b"].handle):

@@ -40,12 +40,20 @@ def decoding_world(model: ModelledCatalog = SOLO, *, names: str = "a", **options
     return world
 
 
-def observe(world: World, *device_ns: int, readiness_ns: int = 0, wall_ns: int = 0) -> None:
+def observe(
+    world: World,
+    *device_ns: int,
+    readiness_ns: int = 0,
+    wall_ns: int = 0,
+    feedback_ns: int = 0,
+) -> None:
     """Run one frame whose timing is reported as given."""
 
     def timing(inner: World, flight: Flight) -> ExecutionTiming:
         wall = wall_ns or inner.now_ns - flight.submitted_ns
-        return ExecutionTiming(device_ns=device_ns, wall_ns=wall, readiness_ns=readiness_ns)
+        return ExecutionTiming(
+            device_ns=device_ns, wall_ns=wall, readiness_ns=readiness_ns, feedback_ns=feedback_ns
+        )
 
     honest, world.timing_of = world.timing_of, timing
     assert world.step()
@@ -118,6 +126,15 @@ def test_readiness_delay_is_subtracted_after_aggregation() -> None:
     world = decoding_world()
     observe(world, 2 * MS, 9 * MS, readiness_ns=4 * MS)
     assert estimate_of(world) == 5 * MS
+
+
+def test_a_wait_for_feedback_is_part_of_the_cost() -> None:
+    """A program that never runs ahead costs the device's wait for the host, too (decision 0023)."""
+    world = decoding_world()
+    observe(world, 9 * MS, feedback_ns=2 * MS)
+    assert estimate_of(world) == 11 * MS
+    observe(world, 0, feedback_ns=50 * MS)
+    assert estimate_of(world) == 11 * MS, "without an interval there is nothing to learn"
 
 
 def test_host_time_is_no_part_of_a_cost() -> None:

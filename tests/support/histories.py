@@ -344,7 +344,7 @@ class History:
     def _supply_copies(self) -> None:
         """The host found a repetition: proposals that need no draft."""
         name = self._pick(Phase.DECODE, Phase.DECODE)
-        if name is not None and not any(name in flight.lanes for flight in self.world.queue):
+        if name is not None:
             handle = self.world.streams[name].handle
             self.world.scheduler.supply_copies(handle, self.random.randrange(8))
             self.audit.calls += 1

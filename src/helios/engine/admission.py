@@ -79,11 +79,8 @@ class Accepted:
     """Its output token ids are needed later: for a replay, or for the key of its end."""
 
 
-def accept(request: Submit, rules: AdmissionRules, *, needs_feedback: bool = False) -> Accepted:
-    """Check a request against the rules. Raises InadmissibleError, naming the field.
-
-    `needs_feedback` says that no frame of it may run ahead, whatever it asks for.
-    """
+def accept(request: Submit, rules: AdmissionRules) -> Accepted:
+    """Check a request against the rules. Raises InadmissibleError, naming the field."""
     prompt = _prompt_of(request, rules)
     limit = _output_limit_of(request, rules, prompt_tokens=len(prompt))
     sampling = _sampling_of(request, rules)
@@ -96,7 +93,7 @@ def accept(request: Submit, rules: AdmissionRules, *, needs_feedback: bool = Fal
             prompt_tokens=len(prompt),
             max_output_tokens=limit,
             # A stop string is recognised on the host, so no frame may run ahead of it.
-            needs_feedback=needs_feedback or stops is not None,
+            needs_feedback=stops is not None,
             endpoints=endpoints,
         ),
         prompt=prompt,

@@ -42,6 +42,7 @@ from helios.scheduler import (
     Fence,
     GeneratedToken,
     Phase,
+    ProposalSource,
     QueueFullError,
     ScheduledPlan,
     SchedulerError,
@@ -133,7 +134,7 @@ class EngineCore:
             self._reject(request, "invalid_request", "the id is in use", "request_id")
             return
         try:
-            accepted = accept(request, self._rules, needs_feedback=self._copying is not None)
+            accepted = accept(request, self._rules)
             now_ns = self._advance()
             handle = self._scheduler.admit(accepted.spec)
         except InadmissibleError as error:
@@ -210,8 +211,15 @@ class EngineCore:
         """Complete the frame in the scheduler; return why it cannot, or the committed tokens."""
         if result.error is not None:
             return result.error, ()
+        feedback_ns = 0
+        if flight.plan.graph.source is ProposalSource.COPY and not flight.follows_idle:
+            # Copies follow a token that must be known, so nothing could be queued before the frame:
+            # the device's wait for the host is part of what such a program costs.
+            feedback_ns = result.host_gap_ns
         timing = ExecutionTiming(
-            device_ns=(result.device_ns,), wall_ns=max(0, observed_ns - result.submitted_ns)
+            device_ns=(result.device_ns,),
+            wall_ns=max(0, observed_ns - result.submitted_ns),
+            feedback_ns=feedback_ns,
         )
         try:
             return None, complete(self._scheduler, flight.plan, result, timing)
@@ -249,13 +257,24 @@ class EngineCore:
         return published.lanes
 
     def _supply_copies(self, flight: Flight, copying: Copying) -> None:
-        """Say what can be copied behind the pending tokens of a completed frame's streams."""
+        """Say what can be copied behind the pending tokens of a completed frame's streams.
+
+        Where a stream's next frame is in flight, that is what the proposals leave behind all that
+        it can commit: a single token, for a match that goes on is worth the wait for it and most
+        of those that end at once are never waited for (decision 0023).
+        """
+        ahead = {
+            step.handle: step.output_ceiling
+            for queued in self._flights
+            for step in queued.plan.steps
+        }
         for request in flight.requests:
             if (
                 self._roster.with_handle(request.handle) is request
                 and self._scheduler.phase_of(request.handle) is Phase.DECODE
             ):
-                copying.supply(request.handle, len(request.proposal))
+                left = len(request.proposal) - ahead.get(request.handle, 0)
+                copying.supply(request.handle, max(0, left))
 
     def _offer_terminal(self, request: LiveRequest) -> None:
         """Offer the state at an answer's end, before the next plan may retire its row."""

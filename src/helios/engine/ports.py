@@ -401,7 +401,8 @@ class CopySource(Protocol):
 class Copying(NamedTuple):
     """Copied proposals, for a catalog with programs that take them.
 
-    With it no frame of a request runs ahead: the proposals follow a token that must be known.
+    A frame that verifies some never runs ahead: they follow a token that must be known. All others
+    do as if there were none (decision 0023).
     """
 
     open_source: Callable[[str, npt.NDArray[np.int32]], CopySource]

@@ -34,6 +34,7 @@ def check_timing(timing: ExecutionTiming) -> None:
     for name, value in (
         ("wall_ns", timing.wall_ns),
         ("readiness_ns", timing.readiness_ns),
+        ("feedback_ns", timing.feedback_ns),
         *(("device_ns", value) for value in timing.device_ns),
     ):
         is_integer = isinstance(value, int) and not isinstance(value, bool)

@@ -32,8 +32,14 @@ def device_interval_ns(timing: ExecutionTiming) -> int:
 
 
 def cost_sample_ns(timing: ExecutionTiming) -> int:
-    """Return what the frame teaches about its shape: the interval less exposed readiness delay."""
-    return max(0, device_interval_ns(timing) - timing.readiness_ns)
+    """Return what the frame teaches about its shape; zero teaches nothing.
+
+    It is the interval less exposed readiness delay, and what the device waited for its feedback.
+    """
+    interval_ns = device_interval_ns(timing)
+    if not interval_ns:
+        return 0
+    return max(0, interval_ns + timing.feedback_ns - timing.readiness_ns)
 
 
 def median_ns(samples: list[int]) -> int:

@@ -140,6 +140,9 @@ class ExecutionTiming:
     """Host wall interval from dispatch through observed completion."""
     readiness_ns: int = 0
     """Exposed embedding-delivery delay, subtracted from the cost sample only."""
+    feedback_ns: int = 0
+    """Time in which the device stood still because the frame needed the completion before it, added
+    to the cost sample only."""
 
 
 class GeneratedToken(NamedTuple):

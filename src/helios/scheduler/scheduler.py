@@ -194,9 +194,11 @@ class Scheduler:
         """Say how many proposals the host can copy behind a request's pending token.
 
         They are offered to programs that take copied proposals, until the request's next output or
-        the next call; zero withdraws them. Raises UnknownHandleError, PhaseError for a request that
-        does not decode or has a frame in flight (its pending token is unknown then), and
-        InvalidRequestError for a bad count or a catalog without such a program.
+        the next call; zero withdraws them. While a frame of the request is in flight its pending
+        token is unknown: `count` is then what will be left behind all that the frame can commit if
+        the proposals hold. Such a program can win with it and is planned once the frame has
+        completed (decision 0023). Raises UnknownHandleError, PhaseError for a request that does not
+        decode, and InvalidRequestError for a bad count or a catalog without such a program.
         """
         seating.supply_copies(self._state, handle, count)
 

@@ -146,13 +146,13 @@ def supply_copies(state: State, handle: RequestHandle, count: int) -> None:
         raise InvalidRequestError("copies: the catalog has no graph that takes copied proposals")
     if request.phase is not Phase.DECODE:
         raise PhaseError(f"{handle}: copies follow a pending token, not phase {request.phase.name}")
-    if request.queued:
-        raise PhaseError(f"{handle}: its pending token is unknown while a frame of it is in flight")
     if request.copies == count:
         return
     state.version += 1
     request.copies = count
-    # A plan with a longer prefix than is left must not be submitted any more.
+    # A plan with a longer prefix than is left must not be submitted any more. What is supplied while
+    # a frame of the request is in flight is a forecast: it makes programs with copies compete, and
+    # no plan of theirs is submitted before that frame's completion has withdrawn it.
     request.epoch = state.version
 
 

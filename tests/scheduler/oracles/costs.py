@@ -16,12 +16,16 @@ class Observation:
     at_ns: int
     device_ns: tuple[int, ...]
     readiness_ns: int = 0
+    feedback_ns: int = 0
 
     @functools.cached_property
     def sample_ns(self) -> int:
-        """The longest rank less the exposed readiness delay; not positive when invalid."""
+        """The longest rank and its wait for feedback, less the exposed readiness delay.
+
+        Not positive when invalid.
+        """
         longest = max((ns for ns in self.device_ns if ns > 0), default=0)
-        return longest - self.readiness_ns if longest > 0 else 0
+        return longest + self.feedback_ns - self.readiness_ns if longest > 0 else 0
 
 
 def median(values: Sequence[int]) -> float:

@@ -1,0 +1,134 @@
+"""Copies and the two-frame window: waiting for a match, running ahead without one (decision 23)."""
+
+from __future__ import annotations
+
+import pytest
+
+from helios.scheduler import (
+    DecodeMode,
+    Fence,
+    GraphKind,
+    ProposalSource,
+    ScheduledPlan,
+    SpeculationConfig,
+    StalePlanError,
+)
+from tests.support.catalogs import modelled
+from tests.support.world import World, measure_directly
+
+PREPARING = {"initialize-b4": 0.25, "prefill-c64": 4.0, "terminal-b4": 0.25}
+COPY = "speculative-b4-d5-w6-copy"
+NARROW = "speculative-b4-d0-w1"
+ADAPTIVE = SpeculationConfig(mode=DecodeMode.ADAPTIVE)
+
+
+def streaming(names: str, *, with_copies: bool = True, **fields: object) -> World:
+    """Return an idle window; a round costs one and a half steps and may commit six tokens."""
+    programs = {NARROW: 10.0, COPY: 15.0} if with_copies else {NARROW: 10.0}
+    world = World(modelled({**PREPARING, **programs}), rows=4, speculation=ADAPTIVE)
+    if with_copies:
+        world.scheduler.seed_acceptance(ProposalSource.COPY, [0.9] * 5, weight=8.0)
+    measure_directly(world)
+    for name in names:
+        world.admit(name, 20, 200, **fields)
+    while any(not world.streams[name].tokens for name in names):
+        assert world.step()
+    while world.queue:
+        world.finish_frame()
+    return world
+
+
+def supply(world: World, name: str, count: int) -> None:
+    world.scheduler.supply_copies(world.streams[name].handle, count)
+
+
+def commit_next(world: World) -> ScheduledPlan:
+    plan = world.plan()
+    assert plan is not None
+    world.commit(plan)
+    return plan
+
+
+def test_streams_without_copies_run_ahead_as_if_there_were_no_programs_for_any() -> None:
+    """Every plan, its time and its place in the window are those of a catalog without."""
+    logs = []
+    for with_copies in (True, False):
+        world = streaming("abc", with_copies=with_copies)
+        for _ in range(40):
+            world.submit()
+            world.finish_frame()
+        assert all(flight.queued for flight in world.log[-30:])
+        logs.append(
+            [
+                (flight.name, sorted(flight.lanes), flight.submitted_ns, flight.queued)
+                for flight in world.log
+            ]
+        )
+    assert logs[0] == logs[1]
+
+
+def test_a_likely_match_is_waited_for() -> None:
+    """The round needs the token in flight, so it wins and nothing else takes its place."""
+    world = streaming("a")
+    assert commit_next(world).graph.name == NARROW
+    assert world.plan() is not None, "nothing to copy: the next step could be queued"
+    supply(world, "a", 4)
+    assert world.plan() is None
+    assert world.scheduler.explain()[0].graph == COPY
+    assert world.scheduler.explain()[0].needs_empty_queue
+    world.finish_frame()
+    supply(world, "a", 5)
+    plan = commit_next(world)
+    assert (plan.graph.name, plan.steps[0].output_ceiling) == (COPY, 6)
+
+
+def test_a_forecast_that_fails_costs_its_wait_and_no_round() -> None:
+    """Without a supply after the completion the stream steps and runs ahead again."""
+    world = streaming("a")
+    commit_next(world)
+    supply(world, "a", 4)
+    assert world.plan() is None
+    world.finish_frame()
+    assert [commit_next(world).graph.name for _ in range(2)] == [NARROW, NARROW]
+
+
+def test_a_forecast_that_is_not_worth_a_round_pauses_nothing() -> None:
+    """One copy: 1.9 tokens of six rows are worth less than the step that can be queued."""
+    world = streaming("abcd")
+    commit_next(world)
+    supply(world, "b", 1)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.name == NARROW
+    assert not plan.needs_empty_queue
+
+
+def test_nothing_runs_ahead_of_a_round_with_copies() -> None:
+    world = streaming("ab")
+    for name in "ab":
+        supply(world, name, 5)
+    assert commit_next(world).graph.name == COPY
+    assert world.plan() is None
+    world.finish_frame()
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.name == NARROW, "the completion has withdrawn the supply"
+
+
+def test_a_saved_round_is_refused_once_a_step_was_submitted() -> None:
+    """Commit sees that the plan needs an empty window, and later that its stream has moved."""
+    world = streaming("a")
+    supply(world, "a", 5)
+    saved = world.plan()
+    assert saved is not None
+    assert saved.graph.name == COPY
+    supply(world, "a", 0)
+    commit_next(world)
+    supply(world, "a", 5)
+    for _ in range(2):
+        with pytest.raises(StalePlanError):
+            world.scheduler.commit(saved, Fence(10_000))
+        if world.queue:
+            world.finish_frame()
+    kinds = {flight.plan.graph.kind for flight in world.log[-1:]}
+    assert kinds == {GraphKind.SPECULATIVE}
