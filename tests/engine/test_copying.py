@@ -210,10 +210,12 @@ def test_frames_with_copies_are_alone_in_flight_and_others_run_ahead() -> None:
         speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
         copies=lambda request_id, prompt: Sometimes(prompt),
     )
-    prompt = prompt_of("a", 12)
-    world.core.handle(request("a", prompt=prompt, max_output_tokens=90))
-    pairs = overlaps(world)
-    check_whole(world, "a", prompt, 90)
+    prompts = {name: prompt_of(name, 12) for name in "abcdef"}
+    pairs: list[tuple[int, int]] = []
+    for name, prompt in prompts.items():
+        world.core.handle(request(name, prompt=prompt, max_output_tokens=90))
+        pairs += overlaps(world)
+        check_whole(world, name, prompt, 90)
     graphs = world.model.catalog.graphs
     flown = {graphs[index].source for pair in pairs for index in pair}
     assert flown
