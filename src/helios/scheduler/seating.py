@@ -150,9 +150,9 @@ def supply_copies(state: State, handle: RequestHandle, count: int) -> None:
         return
     state.version += 1
     request.copies = count
-    # A plan with a longer prefix than is left must not be submitted any more. A supply while a frame
-    # of the request is in flight is a forecast: it makes programs with copies compete, and no plan
-    # of theirs is submitted before that frame's completion has withdrawn it.
+    # A plan with a longer prefix than is left must not be submitted any more. A supply while a
+    # frame of the request is in flight is a forecast: it makes programs with copies compete, and no
+    # plan of theirs is submitted before that frame's completion has withdrawn it.
     request.epoch = state.version
 
 
