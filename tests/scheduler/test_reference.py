@@ -7,7 +7,7 @@ import random
 import pytest
 
 from helios.scheduler import GraphKind
-from helios.scheduler.utility import decode_interval_ms, fastest_mixed
+from helios.scheduler.reference import decode_interval_ms, fastest_mixed
 from tests.scheduler.test_generation import CATALOGS, MODES, random_world, view_of
 
 

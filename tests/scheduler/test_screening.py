@@ -59,7 +59,7 @@ def is_screened(view: View) -> bool:
     """Compare a decision with the general path; tell whether it was decided without it."""
     decision = Decision(view)
     found = exactly(decision.winner, view)
-    screened = decision._blocks is None
+    screened = decision._alone is None
     blocks = decision.blocks
     winner = Selection(blocks, view.shapes.geometry).winner() if blocks else None
     assert found == exactly(winner, view)

@@ -9,8 +9,9 @@ import pytest
 
 from helios.scheduler import Catalog, DecodeMode, RequestHandle, RequestSpec, SpeculationConfig
 from helios.scheduler.acceptance import MEAN, AcceptanceTable
+from helios.scheduler.reference import decode_token_interval_ms
 from helios.scheduler.requests import Request
-from helios.scheduler.utility import Shapes, decode_token_interval_ms
+from helios.scheduler.shapes import Shapes
 from tests.support.catalogs import descriptor
 
 NAMES = (

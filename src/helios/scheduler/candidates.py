@@ -14,24 +14,12 @@ from helios.scheduler.catalog import GraphKind
 from helios.scheduler.cohort import prefix_values, useful_shapes
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.generation import Generation
-from helios.scheduler.prompts import (
-    advancing,
-    best_prompts,
-    lane_of,
-    prompt_table,
-)
+from helios.scheduler.prefills import Prefills
+from helios.scheduler.prompts import prompt_table
 from helios.scheduler.scene import Scene, scene_of
+from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import streams_of
-from helios.scheduler.utility import (
-    Lane,
-    Prompt,
-    Shape,
-    Units,
-    View,
-    prefill_kind,
-    prompts_of,
-    terminal_lanes,
-)
+from helios.scheduler.utility import Lane, Prompt, Units, View, prompts_of, terminal_lanes
 
 __all__ = ["Candidate", "rate_of", "single_candidates", "waiting_price"]
 
@@ -46,22 +34,30 @@ def waiting_price(view: View, units: Units) -> float:
 
 def single_blocks(scene: Scene, units: Units) -> list[Block]:
     """Return the blocks of every graph that serves ready requests; shapes may be redundant."""
-    return generating_blocks(scene, units) + listed_blocks(scene.view, units, scene.waiting)
+    prompts = prompts_of(scene.view, units, scene.view.prefilling)
+    listed = listed_blocks(scene.view, units, scene.waiting, prompts)
+    return generating_blocks(scene, prompts) + listed
 
 
-def generating_blocks(scene: Scene, units: Units) -> list[Block]:
-    """Return the blocks of the programs that serve decoders, with or without a prompt row."""
-    view = scene.view
-    prompts = prompts_of(view, units, view.prefilling)
-    if not view.decoders and not prompts:
-        return []
-    return _generating(scene, prompts)
+def generating_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
+    """Return the blocks of the programs that serve decoders, with or without one of `prompts`."""
+    found: list[Block] = []
+    if scene.streams.requests:
+        found.append(Generation(scene, scene.view.shapes.geometry.generating))
+    return found + mixed_blocks(scene, prompts)
 
 
-def listed_blocks(view: View, units: Units, waiting: float, *, padded: bool = False) -> list[Block]:
+def listed_blocks(
+    view: View,
+    units: Units,
+    waiting: float,
+    prompts: Sequence[Prompt],
+    *,
+    padded: bool = False,
+) -> list[Block]:
     """Return the blocks of retirement and of prefill, without the redundant shapes of each.
 
-    `padded` keeps these too.
+    `prompts` are those that are ready; `padded` keeps the redundant shapes too.
     """
     found: list[Block] = []
     if any(request.transfer_row < 0 for request in view.terminals):
@@ -75,12 +71,10 @@ def listed_blocks(view: View, units: Units, waiting: float, *, padded: bool = Fa
                 _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting, padded=padded)
             )
         )
-    prompts = prompts_of(view, units, view.prefilling)
-    lanes_and_shapes = best_prompt_lanes(view, prompts, padded=padded) if prompts else []
-    if lanes_and_shapes:
-        found.append(
-            Listed([_prefill_candidate(view, *each, waiting) for each in lanes_and_shapes])
-        )
+    if prompts:
+        prefills = Prefills(view, prompts, waiting, padded=padded)
+        if len(prefills.graph):
+            found.append(prefills)
     return found
 
 
@@ -113,13 +107,6 @@ def scene_of_view(view: View, units: Units, waiting: float) -> Scene:
     streams = streams_of(view, units, interval)
     slope = units.age * (interval or 0.0)
     return scene_of(view, streams, slope=slope, waiting=waiting)
-
-
-def _generating(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
-    found: list[Block] = []
-    if scene.streams.requests:
-        found.append(Generation(scene, scene.view.shapes.geometry.generating))
-    return found + mixed_blocks(scene, prompts)
 
 
 def mixed_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
@@ -159,53 +146,3 @@ def _batch_candidates(
             )
         )
     return found
-
-
-def best_prompt_lanes(
-    view: View, prompts: Sequence[Prompt], *, padded: bool = False
-) -> list[tuple[Lane, Shape]]:
-    """Return the best prompt of each prefill shape among those for which it is not redundant.
-
-    A shape is redundant for a prompt that the next smaller shape already takes as far; `padded`
-    keeps it all the same.
-    """
-    found = []
-    for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
-        group = [prompt for prompt in prompts if prefill_kind(prompt.request) is kind]
-        shapes = view.shapes.by_kind[kind]
-        if not group or not shapes:
-            continue
-        capacities = np.array([capacity for _, capacity in shapes], dtype=np.int64)
-        # Where a graph's duration depends on the prompt, the most valuable prompt may not be best.
-        rivals = [[prompt] for prompt in group] if view.prompt_costs else [group]
-        for rival in rivals:
-            table = prompt_table(rival, capacities)
-            eligible = np.ones(table.extents.shape, dtype=bool)
-            if not padded:
-                eligible = advancing(table)
-            rows = best_prompts(table, eligible)
-            for column, row in enumerate(rows.tolist()):
-                if row >= 0:
-                    found.append((lane_of(table, row, column), shapes[column]))
-    return found
-
-
-def _prefill_candidate(view: View, lane: Lane, shape: Shape, waiting: float) -> Candidate:
-    index, _ = shape
-    duration_ms = view.durations_ms[index]
-    if view.prompt_costs:
-        duration_ms = view.prompt_costs[lane.request][1][index]
-    return Candidate(
-        duration_ms > 0.0,
-        -rate_of(lane.service, duration_ms, waiting),
-        duration_ms,
-        -1,
-        index,
-        duration_ms,
-        (lane,),
-        0.0,
-        lane.padding,
-        None,
-        0.0,
-        None,
-    )

@@ -14,9 +14,8 @@ from helios.scheduler.lifecycle import Event
 from helios.scheduler.records import Endpoint, Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.retention import Cut, Keeping, MeasuredShape, PrefillWork, choose_cuts
-from helios.scheduler.stages import begin_boundary, is_at_boundary
+from helios.scheduler.stages import begin_boundary, is_at_boundary, prefill_kind
 from helios.scheduler.state import State
-from helios.scheduler.utility import prefill_kind
 
 # Resuming -----------------------------------------------------------------------------------------
 

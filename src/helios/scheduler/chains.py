@@ -25,8 +25,10 @@ from helios.scheduler.pairs import Stage, setup_lane
 from helios.scheduler.prompts import advancing, prompt_table
 from helios.scheduler.requests import Request
 from helios.scheduler.scene import Scene, scene_of
+from helios.scheduler.shapes import Shape
+from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import Floats, streams_of
-from helios.scheduler.utility import Lane, Shape, Units, View, prefill_kind, prompts_of
+from helios.scheduler.utility import Lane, Units, View, prompts_of
 
 
 class Worth(NamedTuple):

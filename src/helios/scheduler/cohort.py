@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from helios.scheduler.utility import Shape
+from helios.scheduler.shapes import Shape
 
 
 def useful_shapes(shapes: Sequence[Shape], demand: int) -> Sequence[Shape]:

@@ -130,6 +130,7 @@ class Geometry:
         "mixed_by_capacity",
         "mixed_capacities",
         "mixed_nested",
+        "mixed_starts",
         "packed",
         "prompt",
         "proposes",
@@ -152,10 +153,11 @@ class Geometry:
         """Those of them that may also carry one prompt row."""
         self.mixed_capacities: Integers = np.unique(self.mixed.prompt)
         """Prompt capacities of the mixed programs, ascending."""
-        self.mixed_by_capacity: tuple[tuple[int, Integers], ...] = tuple(
-            (capacity, self.mixed.graph[self.mixed.prompt == capacity])
-            for capacity in self.mixed_capacities.tolist()
-        )
+        order = self.mixed.prompt.argsort(kind="stable")
+        self.mixed_by_capacity: Integers = self.mixed.graph[order]
+        """Their graphs, those of the smallest prompt capacity first."""
+        self.mixed_starts: Integers = self.mixed.prompt[order].searchsorted(self.mixed_capacities)
+        """Where the graphs of each prompt capacity start among them."""
         self.smaller = _smaller(catalog, self)
         """By graph index, the graphs that can make it redundant for some cohort."""
         self.smaller_shapes = [

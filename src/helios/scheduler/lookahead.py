@@ -25,9 +25,10 @@ from helios.scheduler.pairs import Pairs, Stage
 from helios.scheduler.requests import Request
 from helios.scheduler.roles import roles_of
 from helios.scheduler.scene import Scene, scene_of
+from helios.scheduler.shapes import Shape
 from helios.scheduler.stages import STAGE_KINDS
 from helios.scheduler.streams import streams_of
-from helios.scheduler.utility import Lane, Shape, Units, View, prompts_of, terminal_lanes
+from helios.scheduler.utility import Lane, Units, View, prompts_of, terminal_lanes
 
 
 def preparing_blocks(scene: Scene, units: Units, *, padded: bool = False) -> list[Block]:

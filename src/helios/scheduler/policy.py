@@ -19,7 +19,6 @@ from helios.scheduler.candidates import (
     generating_blocks,
     listed_blocks,
     mixed_blocks,
-    single_blocks,
     undominated,
     waiting_price,
 )
@@ -38,11 +37,12 @@ from helios.scheduler.plan import (
     ScheduledStep,
     SelectionReason,
 )
+from helios.scheduler.prefills import Prefills
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import optimistic_yields
 from helios.scheduler.scene import Scene, placed_yields, scene_of
-from helios.scheduler.screening import Screening, can_screen
+from helios.scheduler.screening import Screening, Verdict, can_screen
 from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.streams import Streams, streams_of
@@ -73,7 +73,9 @@ class Decision:
     """All candidates of one view, comparable in one scale; the best one is `winner`."""
 
     __slots__ = (
-        "_blocks",
+        "_alone",
+        "_others",
+        "_prompts",
         "_scene",
         "_screening",
         "_streams",
@@ -87,22 +89,35 @@ class Decision:
         self.view = view
         self.units: Units = units_of(view)
         self.waiting = waiting_price(view, self.units)
-        self._blocks: list[Block] | None = None
+        self._alone: list[Block] | None = None
         self._scene: Scene | None = None
         self._screening: Screening | None = None
         self._streams: Streams = streams_of(view, self.units, view.decode_interval_ms())
-        geometry = view.shapes.geometry
-        best = self._screened()
-        if best is None:
-            blocks = self.blocks
-            self.winner = Selection(blocks, geometry).winner() if blocks else None
-        else:
-            self.winner = best
-            others = self._others()
-            if others:
-                self.winner = Selection([Listed([best]), *others], geometry).winner()
+        self._prompts = prompts_of(view, self.units, view.prefilling) if view.prefilling else []
+        self._others = self._other_blocks()
+        self.winner = self._best()
         if self.winner is not None and self.winner.determinate:
             self.winner = self._at_its_width(self.winner)
+
+    def _best(self) -> Candidate | None:
+        """Return the first candidate by rank of all families.
+
+        The few candidates with prompts or prerequisites come first, because nearly all programs for
+        decoders alone are ruled out by the best of them without an order of any lanes.
+        """
+        selection = Selection(self._others, self.view.shapes.geometry)
+        best = selection.winner() if self._others else None
+        if not self.view.decoders:
+            return best
+        verdict = self._screened(best, selection.top)
+        if verdict is None:
+            for block in self._alone_blocks():
+                selection.add(block)
+            return selection.winner()
+        if best is None or verdict.winner is None:
+            return best or verdict.winner
+        selection.add(Listed([verdict.winner]))
+        return selection.winner()
 
     def _at_its_width(self, winner: Candidate) -> Candidate:
         """Return a winner, or, where it serves everybody there is, the round that does so best."""
@@ -137,33 +152,46 @@ class Decision:
         block = next(block for block in self.blocks if isinstance(block, Generation))
         return block.best(int((entries == graph).nonzero()[0][0]))
 
-    def _screened(self) -> Candidate | None:
-        """Return the best candidate of decoders alone where a screening finds it."""
-        view = self.view
-        if not view.decoders:
-            return None
-        yields = placed_yields(view, self._streams)
-        if not can_screen(view, self._streams, yields):
-            return None
-        screening = Screening(
-            view, self._streams, yields, slope=self._slope(), waiting=self.waiting
-        )
-        winner = screening.winner()
-        self._screening = None if winner is None else screening
-        return winner
+    def _screened(self, best: Candidate | None, floor: float) -> Verdict | None:
+        """Return what a screening finds among decoders alone; None where it cannot tell.
 
-    def _others(self) -> list[Block]:
+        `best` is the best of everything else, and `floor` its score.
+        """
+        view = self.view
+        if not can_screen(view, self._streams):
+            return None
+        if best is not None and not best.determinate:
+            # Every program for decoders alone is measured: what is not measured goes before them.
+            return Verdict(None)
+        yields, scene = placed_yields(view, self._streams), self._scene
+        if not all(each.is_exact for each in yields):
+            return None
+        table = None if scene is None else scene.table
+        screening = Screening(
+            view, self._streams, yields, slope=self._slope(), waiting=self.waiting, table=table
+        )
+        verdict = screening.verdict(-np.inf if best is None else floor)
+        if verdict is not None and verdict.winner is not None:
+            self._screening = screening
+        return verdict
+
+    def _other_blocks(self) -> list[Block]:
         """Return the blocks of everything but decoders alone."""
         view, shapes, units = self.view, self.view.shapes, self.units
         found: list[Block] = []
         if view.prefilling and len(shapes.geometry.mixed.graph):
-            found += mixed_blocks(self.scene, prompts_of(view, units, view.prefilling))
+            found += mixed_blocks(self.scene, self._prompts)
         if view.terminals or view.prefilling:
-            found += listed_blocks(view, units, self.waiting)
+            found += listed_blocks(view, units, self.waiting, self._prompts)
         retires = view.terminals and shapes.by_kind[GraphKind.SNAPSHOT]
         if view.initializing or view.blocked or retires:
             found += preparing_blocks(self.scene, units)
         return found
+
+    def _alone_blocks(self) -> list[Block]:
+        if self._alone is None:
+            self._alone = generating_blocks(self.scene, ())
+        return self._alone
 
     def _slope(self) -> float:
         return self.units.age * (self.view.decode_interval_ms() or 0.0)
@@ -180,10 +208,7 @@ class Decision:
     @property
     def blocks(self) -> list[Block]:
         """Every program of every family, made when asked for."""
-        if self._blocks is None:
-            self._blocks = single_blocks(self.scene, self.units)
-            self._blocks += preparing_blocks(self.scene, self.units)
-        return self._blocks
+        return self._alone_blocks() + self._others
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -203,7 +228,7 @@ class Decision:
         """
         view, units, waiting = self.view, self.units, self.waiting
         blocks: list[Block] = [block for block in self.blocks if isinstance(block, Generation)]
-        blocks += listed_blocks(view, units, waiting, padded=True)
+        blocks += listed_blocks(view, units, waiting, self._prompts, padded=True)
         blocks += preparing_blocks(self.scene, units, padded=True)
         return least_recent(blocks, [_priced_by(view, block) for block in blocks], attention_ns)
 
@@ -217,7 +242,7 @@ class Decision:
             programs = view.shapes.geometry.generating
             view.yields = optimistic_yields(found, view.decoders, programs, view.estimates)
         scene = scene_of(view, self._streams, slope=self._slope(), waiting=self.waiting)
-        return generating_blocks(scene, self.units)
+        return generating_blocks(scene, self._prompts)
 
     def ranked(self) -> list[Candidate]:
         """Return the undominated candidates, best first."""
@@ -278,8 +303,8 @@ def _priced_by(view: View, block: Block) -> Integers:
     """Return the cost entry of each entry of a block; a prefill has that of its own prompt."""
     if view.cost_indices is None:
         return block.graph
-    if isinstance(block, Listed):
-        entries = [cost_index_of(view, candidate) for candidate in block.candidates]
+    if isinstance(block, (Listed, Prefills)):
+        entries = [cost_index_of(view, block.best(entry)) for entry in range(len(block.graph))]
         return np.array(entries, dtype=np.int64)
     return np.array(view.cost_indices, dtype=np.int64)[block.graph]
 

@@ -22,8 +22,9 @@ from helios.scheduler.prompts import (
     prompt_table,
 )
 from helios.scheduler.scene import Scene, held_entirely
+from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import Floats
-from helios.scheduler.utility import Lane, Prompt, View, prefill_kind
+from helios.scheduler.utility import Lane, Prompt, View
 
 
 class Prompts(NamedTuple):

@@ -21,7 +21,7 @@ from helios.scheduler.dominance import is_dominated
 from helios.scheduler.geometry import Contest, Generating, Integers
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.rounds import lanes_in_order
-from helios.scheduler.streams import Floats, Streams, lane_values, ranked
+from helios.scheduler.streams import Floats, LaneTable, Streams, lane_values, ranked
 from helios.scheduler.utility import Lane, View, Yields
 
 ROOM = 1.0 + 1e-12
@@ -42,6 +42,13 @@ class _Row(NamedTuple):
     """Values of the best 0, 1, ... n lanes [n + 1]."""
 
 
+class Verdict(NamedTuple):
+    """What is known of the programs that serve decoders alone."""
+
+    winner: Candidate | None
+    """The first of them by rank; None where all of them stay below the floor."""
+
+
 class Screening:
     """The programs that serve decoders alone, by bounds; every measured one has a duration."""
 
@@ -56,6 +63,7 @@ class Screening:
         "_scores",
         "_slope",
         "_streams",
+        "_table",
         "_tokens",
         "_tops",
         "_values",
@@ -71,13 +79,19 @@ class Screening:
         *,
         slope: float,
         waiting: float,
+        table: LaneTable | None = None,
     ) -> None:
+        """Take `table` where the lanes of all classes have been priced and ranked already."""
         geometry = view.shapes.geometry
         self._view, self._streams, self._slope, self._waiting = view, streams, slope, waiting
         self._contest: Contest = geometry.contest(len(streams.requests))
         self._programs: Generating = self._contest.programs
         self._known_ms: Floats = view.durations.take(self._programs.graph)
-        self._tokens, self._lengths, self._values = lane_values(streams, yields)
+        self._table = table
+        if table is None:
+            self._tokens, self._lengths, self._values = lane_values(streams, yields)
+        else:
+            self._tokens, self._lengths, self._values = table.tokens, table.lengths, table.values
         self._rows: dict[int, _Row] = {}
         """Lane classes that were sorted."""
         self._scores: dict[int, float] = {}
@@ -90,14 +104,23 @@ class Screening:
 
     def winner(self) -> Candidate | None:
         """Return the first candidate by rank; None where only the general path can tell."""
-        bounds, contest = self._bounds(), self._contest
-        free = contest.free
-        if not len(free):
+        verdict = self.verdict(-np.inf)
+        return None if verdict is None else verdict.winner
+
+    def verdict(self, floor: float) -> Verdict | None:
+        """Return the first candidate by rank if it has a score of `floor` or more.
+
+        None where only the general path can tell.
+        """
+        bounds, contest, best = self._bounds(), self._contest, floor
+        left = (bounds >= floor).nonzero()[0]
+        free = left[~contest.is_tight.take(left)]
+        if len(free):
+            best = max(best, self._score(int(free[bounds.take(free).argmax()])))
+            left = left[bounds.take(left) >= best]
+        elif floor == -np.inf:
             return None
-        first = int(free[bounds.take(free).argmax()])
-        best = self._score(first)
-        left = (bounds >= best).nonzero()[0]
-        if len(left) > 1:
+        if len(left) > 1 or not len(free):
             is_tight = contest.is_tight.take(left)
             for place in left[~is_tight].tolist():
                 best = max(best, self._score(place))
@@ -105,6 +128,8 @@ class Screening:
             if len(tight) and not self._are_beaten(tight, best):
                 return None
         tied = [place for place, score in self._scores.items() if score == best]
+        if not tied:
+            return Verdict(None)
         if len(tied) > 1:
             keys = [(float(self._known_ms[i]), -float(contest.lanes[i])) for i in tied]
             least = min(keys)
@@ -114,7 +139,7 @@ class Screening:
             tied = [min(tied, key=lambda place: (self._padding(place), self._graph(place)))]
         found = [self._candidate(place, best) for place in tied]
         winner = found[0] if len(found) == 1 else min(found, key=rank_key)
-        return None if is_dominated(self._view.shapes.geometry, winner) else winner
+        return None if is_dominated(self._view.shapes.geometry, winner) else Verdict(winner)
 
     @property
     def tokens(self) -> Floats:
@@ -158,6 +183,15 @@ class Screening:
 
     def _row(self, lane_class: int) -> _Row:
         found = self._rows.get(lane_class)
+        if found is None and self._table is not None:
+            table = self._table
+            found = self._rows[lane_class] = _Row(
+                table.tokens[lane_class],
+                table.values[lane_class],
+                table.lengths[lane_class],
+                table.order[lane_class],
+                table.sums[lane_class],
+            )
         if found is None:
             values = self._values[lane_class]
             lengths = None if self._lengths is None else self._lengths[lane_class]
@@ -256,16 +290,16 @@ class Screening:
         )
 
 
-def can_screen(view: View, streams: Streams, yields: Sequence[Yields]) -> bool:
-    """Tell whether bounds of lane classes decide: durations are known, and classes mean the same
-    for all programs and all streams."""
+def can_screen(view: View, streams: Streams) -> bool:
+    """Tell whether bounds of lane classes can decide: durations are known, and classes mean the
+    same for all streams. That they do for all programs is for the yields to say."""
     if not streams.requests or streams.shares is not None:
         return False
     programs = view.shapes.geometry.contest(len(streams.requests)).programs
     if programs.has_ragged and view.shapes.speculation.mode is DecodeMode.FIXED:
         return False
     least = view.durations.take(programs.graph)
-    return bool(least[least.argmin()] > 0.0) and all(each.is_exact for each in yields)
+    return bool(least[least.argmin()] > 0.0)
 
 
 def _lanes_of(streams: Streams, row: _Row, width: int) -> Sequence[Lane]:

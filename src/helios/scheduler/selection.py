@@ -27,22 +27,29 @@ Key = tuple[float, float, int]
 class Selection:
     """The blocks of one decision, with the candidates that were made on the way."""
 
-    __slots__ = ("_blocks", "_found", "_geometry", "_hopeless", "_replaced")
+    __slots__ = ("_blocks", "_found", "_geometry", "_hopeless", "_replaced", "top")
 
     def __init__(self, blocks: Sequence[Block], geometry: Geometry) -> None:
         self._geometry = geometry
-        self._blocks = blocks
+        self._blocks = [*blocks]
+        self.top = -np.inf
+        """The score of the last winner, by which blocks were compared."""
         self._found: dict[Entry, Candidate] = {}
         self._replaced: dict[Entry, Candidate | None] = {}
         """What stands for a redundant best candidate, None where nothing does."""
         self._hopeless: dict[int, Flags] = {}
         """Of blocks with a redundant best candidate, the entries that can only have such ones."""
 
+    def add(self, block: Block) -> None:
+        """Let another block take part; what was found about the others stays found."""
+        self._blocks.append(block)
+
     def winner(self) -> Candidate | None:
         """Return the first candidate by rank that no smaller shape makes redundant."""
         while True:
             leaders = self._leaders()
             if not leaders:
+                self.top = -np.inf
                 return None
             leader = leaders[0]
             if len(leaders) > 1:
@@ -64,7 +71,8 @@ class Selection:
                 for key, entries in self._fronts(number, pool, floor, is_unknown=is_unknown):
                     if best is None or key < best:
                         best, leaders = key, []
-                        floor = max(floor, -key[0])
+                        self.top = -key[0]
+                        floor = max(floor, self.top)
                     if key == best:
                         leaders += entries
             if leaders:

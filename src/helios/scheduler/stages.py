@@ -161,6 +161,11 @@ def finish_stage(request: Request, kind: GraphKind) -> None:
 # What a lane may do ---------------------------------------------------------------------------
 
 
+def prefill_kind(request: Request) -> GraphKind:
+    """Return the only kind of graph that may consume the request's prompt."""
+    return GraphKind.SCORED_PREFILL if request.spec.scored else GraphKind.PREFILL
+
+
 def extent_of(request: Request, capacity: int) -> int:
     """Return the prompt tokens that a graph of `capacity` prompt tokens consumes of the request.
 

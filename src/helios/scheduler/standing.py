@@ -17,21 +17,19 @@ from helios.scheduler.cost import CostTable
 from helios.scheduler.geometry import PLAIN
 from helios.scheduler.plan import ScheduledPlan
 from helios.scheduler.records import Phase
+from helios.scheduler.reference import (
+    decode_interval_ms,
+    decode_token_interval_ms,
+    fastest_mixed,
+    prompt_machine_rates,
+)
 from helios.scheduler.requests import Request
 from helios.scheduler.roster import Roster, roster_of
 from helios.scheduler.rounds import yields_of
 from helios.scheduler.service import arrival_price, clamped
+from helios.scheduler.shapes import Shapes
 from helios.scheduler.tenants import Account
-from helios.scheduler.utility import (
-    Estimates,
-    Floats,
-    Shapes,
-    Yields,
-    decode_interval_ms,
-    decode_token_interval_ms,
-    fastest_mixed,
-    prompt_machine_rate,
-)
+from helios.scheduler.utility import Estimates, Floats, Yields
 
 _BLOCKABLE = (Phase.INITIALIZING, Phase.PREFILL, Phase.DECODE)
 """Phases in which prerequisites may come before the next inference."""
@@ -99,6 +97,30 @@ class Standing:
         self.prefilling: list[Request] = []
         self.initializing: list[Request] = []
         self.terminals: list[Request] = []
+        self._sort(resident)
+        means = self._mean_cached_tokens() if costs.has_intervals else ()
+        self.cost_indices, self.durations_ms = costs.entries_at(means)
+        self.durations = np.array(self.durations_ms) if means else costs.durations
+        """`durations_ms` as an array, to be read before the next completion only."""
+        self.streams = [*self.decoders, *self.blocked] if self.blocked else self.decoders
+        """Everyone with a delivery coordinate, the ready ones first."""
+        self.batched = len(self.decoders) + sum([len(r.stages) == 1 for r in self.blocked])
+        """K: the streams that a batch can deliver within two graphs."""
+        self.interval_ms = decode_interval_ms(shapes, self.durations, self.batched)
+        """Reference interval of the decode family; its inverse is the delivery reference rate."""
+        self._shapes, self._estimates = shapes, estimates
+        self._token_interval: tuple[float | None] | None = None
+        self._yields: list[Yields] | None = None
+        self._burst_tokens: float | None = None
+        self.machine_rates = self._machine_rates(costs)
+        """Of every request whose prompt is not consumed; None while nothing is measured."""
+        self.tenancies = self._tenancies() if has_tenants else {}
+        """The participants with a tenant, in the order of its first one."""
+        self.planned: ScheduledPlan | None = None
+        """The last plan of this state version."""
+
+    def _sort(self, resident: Sequence[Request]) -> None:
+        """Put every resident request into the list of what it can do next, if there is anything."""
         decode = Phase.DECODE
         for request in resident:
             phase = request.phase
@@ -119,35 +141,6 @@ class Standing:
                 self.initializing.append(request)
             elif phase is Phase.TERMINAL:
                 self.terminals.append(request)
-        means = self._mean_cached_tokens() if costs.has_intervals else ()
-        self.cost_indices, self.durations_ms = costs.entries_at(means)
-        self.durations = np.array(self.durations_ms) if means else costs.durations
-        """`durations_ms` as an array, to be read before the next completion only."""
-        self.streams = [*self.decoders, *self.blocked] if self.blocked else self.decoders
-        """Everyone with a delivery coordinate, the ready ones first."""
-        self.batched = len(self.decoders) + sum([len(r.stages) == 1 for r in self.blocked])
-        """K: the streams that a batch can deliver within two graphs."""
-        self.interval_ms = decode_interval_ms(shapes, self.durations, self.batched)
-        """Reference interval of the decode family; its inverse is the delivery reference rate."""
-        self._shapes, self._estimates = shapes, estimates
-        self._token_interval: tuple[float | None] | None = None
-        self._yields: list[Yields] | None = None
-        self._burst_tokens: float | None = None
-        mixed = []
-        if self.prefilling or self.initializing:
-            mixed = fastest_mixed(shapes, self.durations)
-        self.machine_rates = {
-            request: prompt_machine_rate(
-                shapes, self.prompt_entries(costs, request)[1], request, mixed
-            )
-            for group in (self.initializing, self.prefilling)
-            for request in group
-        }
-        """Of every request whose prompt is not consumed; None while nothing is measured."""
-        self.tenancies = self._tenancies() if has_tenants else {}
-        """The participants with a tenant, in the order of its first one."""
-        self.planned: ScheduledPlan | None = None
-        """The last plan of this state version."""
 
     def _mean_cached_tokens(self) -> list[float]:
         """Return, by graph kind, the mean cached length of the rows that would be served."""
@@ -173,6 +166,20 @@ class Standing:
         if not costs.has_intervals:
             return self.cost_indices, self.durations_ms
         return costs.entries_at([float(request.prompt_done)] * len(GraphKind))
+
+    def _machine_rates(self, costs: CostTable) -> dict[Request, float | None]:
+        """Return the rate of every request whose prompt is not consumed."""
+        requests = [*self.initializing, *self.prefilling]
+        if not requests:
+            return {}
+        shapes, mixed = self._shapes, fastest_mixed(self._shapes, self.durations)
+        if not costs.has_intervals:
+            return prompt_machine_rates(shapes, self.durations, requests, mixed)
+        found: dict[Request, float | None] = {}
+        for request in requests:
+            durations = np.array(self.prompt_entries(costs, request)[1])
+            found |= prompt_machine_rates(shapes, durations, [request], mixed)
+        return found
 
     def _tenancies(self) -> dict[Account, Tenancy]:
         found: dict[Account, Tenancy] = {}

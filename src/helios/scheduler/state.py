@@ -18,10 +18,11 @@ from helios.scheduler.records import ExecutionCount
 from helios.scheduler.refresh import Dispatches
 from helios.scheduler.requests import RequestTable
 from helios.scheduler.resources import ResourcePool
+from helios.scheduler.shapes import Shapes
 from helios.scheduler.speculation import SpeculationHistory
 from helios.scheduler.standing import Standing
 from helios.scheduler.units import Fence
-from helios.scheduler.utility import Estimates, Shapes
+from helios.scheduler.utility import Estimates
 from helios.scheduler.window import Window
 
 PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)

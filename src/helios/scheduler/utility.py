@@ -14,45 +14,25 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from helios.scheduler.acceptance import COPY, LEARNED, AcceptanceTable, mean_tokens
-from helios.scheduler.catalog import Catalog, GraphKind
-from helios.scheduler.config import PolicyConfig, SpeculationConfig
+from helios.scheduler.acceptance import AcceptanceTable
+from helios.scheduler.catalog import GraphKind
+from helios.scheduler.config import PolicyConfig
 from helios.scheduler.forecast import ForecastTable
-from helios.scheduler.geometry import Geometry, Integers
+from helios.scheduler.geometry import Integers
 from helios.scheduler.prompt_class import NO_CLAIM, ClassClaim
+from helios.scheduler.reference import decode_interval_ms, family_interval_ms
 from helios.scheduler.requests import Request
 from helios.scheduler.roster import Roster
-from helios.scheduler.service import machine_rate, reference_interval_ms
+from helios.scheduler.shapes import Shapes
 from helios.scheduler.stages import extent_of
 
 Floats = npt.NDArray[np.float64]
-
-Shape = tuple[int, int]
-"""Graph index and capacity: request rows, or prompt tokens of a prefill kind."""
 
 LOG_LIMIT = 345.0
 """Values above e**345 are scaled down; the rest of the float range holds sums and quotients."""
 
 TAME = 1e49
 """Three factors below it multiply to less than e**LOG_LIMIT without looking at logarithms."""
-
-
-class Shapes:
-    """The graphs of a catalog by kind, smallest capacity first, under one decode mode."""
-
-    __slots__ = ("by_kind", "catalog", "geometry", "speculation")
-
-    def __init__(self, catalog: Catalog, speculation: SpeculationConfig | None = None) -> None:
-        self.catalog = catalog
-        self.speculation = SpeculationConfig() if speculation is None else speculation
-        self.geometry = Geometry(catalog, self.speculation)
-        self.by_kind: tuple[tuple[Shape, ...], ...] = tuple(
-            tuple(
-                (index, catalog.graphs[index].batch_capacity * catalog.graphs[index].token_capacity)
-                for index in catalog.indices_of(kind)
-            )
-            for kind in GraphKind
-        )
 
 
 class Estimates(NamedTuple):
@@ -238,102 +218,6 @@ class View:
     def interval_ms(self, kind: GraphKind, rows: int) -> float | None:
         """Return the reference interval of a family of all `rows` streams; None if unmeasured."""
         return family_interval_ms(self.shapes, self.durations_ms, kind, rows)
-
-
-def prefill_kind(request: Request) -> GraphKind:
-    """Return the only kind of graph that may consume the request's prompt."""
-    return GraphKind.SCORED_PREFILL if request.spec.scored else GraphKind.PREFILL
-
-
-def decode_interval_ms(shapes: Shapes, durations_ms: Floats, streams: int) -> float | None:
-    """Return sigma = min K*T/min(B, K) over the measured programs that serve decoders."""
-    programs = shapes.geometry.generating
-    durations = durations_ms[programs.graph]
-    # The place of an extreme is found in a quarter of the time that a reduction takes.
-    least = float(durations[durations.argmin()])
-    if not streams or (least <= 0.0 and not durations.any()):
-        return None
-    spacing = durations / shapes.geometry.even_lanes(streams).lanes
-    if least <= 0.0:
-        spacing = spacing[durations > 0.0]
-    return streams * float(spacing[spacing.argmin()])
-
-
-def decode_token_interval_ms(
-    shapes: Shapes,
-    durations_ms: Floats | Sequence[float],
-    decoders: Sequence[Request],
-    streams: int,
-    acceptance: AcceptanceTable,
-    *,
-    learned: Floats | None = None,
-) -> float | None:
-    """Return the inverse of a decoder's reference token rate, ms; None while nothing is measured.
-
-    It is min T*K/(Y*min(B, K)) over the measured programs that serve decoders, Y the tokens that a
-    lane is expected to commit: the mean of the decoders, at equal lengths that fit P. `learned` are
-    their drafted survivals [n, depth] where the caller has read them.
-    """
-    durations = np.asarray(durations_ms)[shapes.geometry.generating.graph]
-    # The place of an extreme is found in a quarter of the time that a reduction takes.
-    least = float(durations[durations.argmin()])
-    if not streams or (least <= 0.0 and not (durations > 0.0).any()):
-        return None
-    lanes, depths, copies = shapes.geometry.even_lanes(streams)
-    limits = [request.max_output - request.output_count for request in decoders]
-    if learned is None or copies is not None:
-        rows = np.array([request.row for request in decoders], dtype=np.int64)
-        learned = acceptance.survivals(rows, LEARNED)
-    tokens = mean_tokens(learned, limits).take(depths, mode="clip")
-    if copies is not None:
-        copied = mean_tokens(acceptance.survivals(rows, COPY), limits).take(depths, mode="clip")
-        tokens = np.where(copies, copied, tokens)
-    tokens *= lanes
-    spacing = durations / tokens
-    if least <= 0.0:
-        spacing = spacing[durations > 0.0]
-    return streams * float(spacing[spacing.argmin()])
-
-
-def family_interval_ms(
-    shapes: Shapes, durations_ms: Sequence[float], kind: GraphKind, rows: int
-) -> float | None:
-    """Return the reference interval of `rows` streams that the graphs of one kind serve alone."""
-    if not rows:
-        return None
-    measured = [(capacity, durations_ms[index]) for index, capacity in shapes.by_kind[kind]]
-    return reference_interval_ms(rows, rows, measured)
-
-
-def fastest_mixed(shapes: Shapes, durations: Floats) -> list[tuple[int, float]]:
-    """Return (prompt capacity, shortest measured duration) of the mixed programs."""
-    found = []
-    for capacity, graphs in shapes.geometry.mixed_by_capacity:
-        measured = durations[graphs]
-        measured = measured[measured > 0.0]
-        if len(measured):
-            found.append((capacity, float(measured.min())))
-    return found
-
-
-def prompt_machine_rate(
-    shapes: Shapes,
-    durations_ms: Sequence[float],
-    request: Request,
-    mixed: Sequence[tuple[int, float]] = (),
-) -> float | None:
-    """Return the rate at which the machine could consume the rest of a prompt; None unmeasured.
-
-    `mixed` are capacities and durations of mixed programs, which consume plain prompts only.
-    """
-    kind = prefill_kind(request)
-    measured = [
-        (extent_of(request, capacity), durations_ms[index])
-        for index, capacity in shapes.by_kind[kind]
-    ]
-    if mixed and kind is GraphKind.PREFILL:
-        measured += [(extent_of(request, capacity), ms) for capacity, ms in mixed]
-    return machine_rate(request.remaining_prompt, measured)
 
 
 class Units(NamedTuple):
