@@ -22,6 +22,7 @@ from flare.commands.run import run
 from flare.commands.sim import sim
 from flare.commands.top import top
 from flare.commands.trace import trace
+from flare.commands.train_draft import train_draft
 from flare.console import notices, results
 from flare.failures import is_expected
 from helios import __version__
@@ -56,7 +57,7 @@ def version() -> None:
     results().print(f"flare {__version__}", highlight=False)
 
 
-for _command in (run, chat, fetch, plan, prepare, inspect, bench, top, trace):
+for _command in (run, chat, fetch, plan, prepare, inspect, bench, top, trace, train_draft):
     app.command()(_command)
 app.add_typer(sim)
 

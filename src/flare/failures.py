@@ -10,6 +10,7 @@ from helios.scheduler import SchedulerError
 from helios.server.serve import AddressError
 from ignition.capacity import CapacityError
 from ignition.checkpoint_errors import CheckpointError
+from ignition.draft.errors import DraftError
 from ignition.fetch import FetchError
 from ignition.native.build import NativeBuildError
 from ignition.native.pack import PackError
@@ -25,6 +26,7 @@ _EXPECTED = (
     CapacityError,
     CheckpointError,
     CudaUnavailableError,
+    DraftError,
     NativeBuildError,
     PackError,
     PackageError,

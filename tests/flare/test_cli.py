@@ -16,7 +16,18 @@ from flare.commands.run import run
 from helios import __version__
 from helios.scheduler import PolicyConfig
 
-COMMANDS = ("run", "chat", "fetch", "plan", "prepare", "inspect", "bench", "top", "trace")
+COMMANDS = (
+    "run",
+    "chat",
+    "fetch",
+    "plan",
+    "prepare",
+    "inspect",
+    "bench",
+    "top",
+    "trace",
+    "train-draft",
+)
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
