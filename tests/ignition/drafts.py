@@ -10,9 +10,9 @@ import torch
 
 from helios.engine.ports import SamplingParams
 from ignition.checkpoint import Checkpoint
-from ignition.draft.head import SharedWeights
+from ignition.distillation.head import SharedWeights
+from ignition.distillation.target import Target, Text
 from ignition.draft.shapes import parameter_shapes
-from ignition.draft.target import Target, Text
 from tests.ignition.native.models import checkpoint_for
 from tests.ignition.tiny import VOCABULARY
 

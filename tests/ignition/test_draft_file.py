@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ignition.draft.corpus import load_texts, shard_path
+from ignition.distillation.corpus import load_texts, shard_path
+from ignition.distillation.make import DraftPlan, make_draft
+from ignition.distillation.training import TrainingPlan
 from ignition.draft.errors import DraftError
 from ignition.draft.file import (
     TOKEN_IDS,
@@ -20,8 +22,6 @@ from ignition.draft.file import (
     read_record,
     write_draft,
 )
-from ignition.draft.make import DraftPlan, make_draft
-from ignition.draft.training import TrainingPlan
 from tests.ignition import drafts
 
 FIGURES = DepthFigures(
@@ -151,7 +151,7 @@ def make(directory, plan: DraftPlan = PLAN):
     """Make a head with the eager target: no compiler is asked for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "ignition.draft.make.Target.open",
+            "ignition.distillation.make.Target.open",
             lambda checkpoint, *, lanes, context_tokens, threads: drafts.Target.eager(
                 checkpoint, lanes=lanes, context_tokens=context_tokens
             ),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ignition.draft.report import coupled_share, held_out_report
-from ignition.draft.start import first_parameters
-from ignition.draft.training import Trainer, TrainingPlan
+from ignition.distillation.report import coupled_share, held_out_report
+from ignition.distillation.start import first_parameters
+from ignition.distillation.training import Trainer, TrainingPlan
 from tests.ignition import drafts
 from tests.ignition.test_draft_training import chain_of, normed
 from tests.ignition.tiny import VOCABULARY

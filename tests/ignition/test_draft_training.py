@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ignition.draft.corpus import CorpusPlan, load_texts, shard_path, write_corpus
-from ignition.draft.errors import DraftError
-from ignition.draft.head import Batch, unroll
-from ignition.draft.start import first_parameters, frequent_tokens
-from ignition.draft.target import Target, Text
-from ignition.draft.training import (
+from ignition.distillation.corpus import CorpusPlan, load_texts, shard_path, write_corpus
+from ignition.distillation.head import Batch, unroll
+from ignition.distillation.start import first_parameters, frequent_tokens
+from ignition.distillation.target import Target, Text
+from ignition.distillation.training import (
     Trainer,
     TrainingPlan,
     batch_numbers,
@@ -22,6 +21,7 @@ from ignition.draft.training import (
     depth_loss,
     teacher_of,
 )
+from ignition.draft.errors import DraftError
 from tests.ignition import drafts
 from tests.ignition.driver import GREEDY
 from tests.ignition.rounds import driver_of, start

@@ -31,7 +31,7 @@ from ignition.fetch import cache_directory
 from ignition.sources import read_source, resolve
 
 if TYPE_CHECKING:
-    from ignition.draft.corpus import Progress as DraftProgress
+    from ignition.distillation.corpus import Progress as DraftProgress
     from ignition.draft.file import DraftRecord
 
 _NAMES = {
@@ -73,8 +73,8 @@ def train_draft(
     [bold]flare train-draft model.gguf --output my-head --threads 1[/bold]
     """
     # PyTorch takes seconds to import, and no other command needs it.
-    from ignition.draft.make import DraftPlan, make_draft  # noqa: PLC0415 - as said above.
-    from ignition.draft.training import TrainingPlan  # noqa: PLC0415 - the same.
+    from ignition.distillation.make import DraftPlan, make_draft  # noqa: PLC0415 - as said above.
+    from ignition.distillation.training import TrainingPlan  # noqa: PLC0415 - the same.
 
     source = resolve(model)
     with ByteBars() as bytes_done:

@@ -1,1 +1,1 @@
-"""A learned draft head: its file, its model, and its training on the target's own text."""
+"""A learned draft head: its tensors and its file."""

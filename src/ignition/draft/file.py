@@ -29,7 +29,7 @@ _KEY: Final = "flare"
 
 
 class DepthFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The held-out figures of one depth (ignition.draft.report.DepthReport)."""
+    """The held-out figures of one depth (ignition.distillation.report.DepthReport)."""
 
     depth: int
     greedy_chains: int

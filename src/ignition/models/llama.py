@@ -111,6 +111,7 @@ class LlamaDecoder:
         self.geometry = geometry
         self._weights = weights
         self.tiling = tiling
+        self.context_length_tokens = context_length_tokens
         self._head = weights["embed"] if geometry.tied_embeddings else weights["head"]
         cosines, sines = rotary_tables(geometry, context_length_tokens)
         self._cosines = cosines.to(self._head.device)
@@ -129,16 +130,25 @@ class LlamaDecoder:
 
         Returns float32 [sum of B * W, hidden] before the final norm, groups in their order.
         """
-        positions = torch.cat([group.positions.reshape(-1) for group in groups])
         tokens = torch.cat([group.token_ids.reshape(-1) for group in groups])
+        return self.through_layers(self.embedded(tokens), groups, keys, values)
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [N, hidden] of int64 tokens [N]."""
+        return F.embedding(token_ids, self._weights["embed"])
+
+    def through_layers(
+        self, x: Tensor, groups: Sequence[StepInputs], keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Run rows [sum of B * W, hidden] through all layers, whatever the groups' tokens are."""
+        positions = torch.cat([group.positions.reshape(-1) for group in groups])
         slots = torch.cat([group.write_slots for group in groups])
         rotation = self._cosines[positions][:, None, :], self._sines[positions][:, None, :]
-        x = F.embedding(tokens, self._weights["embed"])
         for layer in range(self.geometry.layer_count):
             pools = (keys[layer], values[layer])
             q = self._append(layer, x, rotation, slots, pools)
             gathered = self._attend_groups(q, pools, groups)
-            x = x + self._project(gathered, self._weights[f"layers.{layer}.o"])
+            x = x + self.project(gathered, self._weights[f"layers.{layer}.o"])
             x = x + self._feed_forward(layer, x)
         return x
 
@@ -154,7 +164,7 @@ class LlamaDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [N, vocabulary] of `hidden` [N, hidden size]."""
-        return self._project(self._norm(hidden, "norm"), self._head)
+        return self.project(self.norm(hidden, "norm"), self._head)
 
     def _append(
         self,
@@ -166,12 +176,12 @@ class LlamaDecoder:
     ) -> Tensor:
         """Append keys and values of `x` to the layer's pools; return queries [N, heads, size]."""
         geometry, prefix = self.geometry, f"layers.{layer}."
-        normed = self._norm(x, prefix + "attn_norm")
+        normed = self.norm(x, prefix + "attn_norm")
         q, k, v = (self._biased(normed, prefix + name) for name in ("q", "k", "v"))
         q = q.view(-1, geometry.query_heads, geometry.head_size)
         k = k.view(-1, geometry.kv_heads, geometry.head_size)
         if geometry.qk_norm:
-            q, k = self._norm(q, prefix + "q_norm"), self._norm(k, prefix + "k_norm")
+            q, k = self.norm(q, prefix + "q_norm"), self.norm(k, prefix + "k_norm")
         q, k = rotate(q, *rotation), rotate(k, *rotation)
         pools[0].index_copy_(0, slots, k.reshape(-1, geometry.kv_width))
         pools[1].index_copy_(0, slots, v)
@@ -202,20 +212,22 @@ class LlamaDecoder:
 
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
         prefix = f"layers.{layer}."
-        normed = self._norm(x, prefix + "ffn_norm")
-        gate = F.silu(self._project(normed, self._weights[prefix + "gate"]))
-        up = self._project(normed, self._weights[prefix + "up"])
-        return self._project(gate * up, self._weights[prefix + "down"])
+        normed = self.norm(x, prefix + "ffn_norm")
+        gate = F.silu(self.project(normed, self._weights[prefix + "gate"]))
+        up = self.project(normed, self._weights[prefix + "up"])
+        return self.project(gate * up, self._weights[prefix + "down"])
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """Return rows divided by their root mean square, times the weight of that name."""
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.geometry.rms_epsilon)
         return self._weights[name] * (x * scale)
 
     def _biased(self, x: Tensor, name: str) -> Tensor:
-        product = self._project(x, self._weights[name])
+        product = self.project(x, self._weights[name])
         return product + self._weights[name + "_bias"] if self.geometry.attention_bias else product
 
-    def _project(self, x: Tensor, weight: Tensor) -> Tensor:
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return x [N, in] times a weight [out, in], in row counts that keep each row's bits."""
         rows, tile = x.shape[0], self.tiling.tile
         padded = F.pad(x, (0, 0, 0, -rows % self.tiling.multiple))
         if tile is None:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from helios.engine.ports import Frame, LaneOutput
-from helios.scheduler import Catalog, GraphDescriptor, GraphKind
+from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
+from ignition.draft.errors import DraftError
+from ignition.draft.file import DraftHead
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
 from ignition.programs.buffers import (
@@ -27,6 +29,7 @@ from ignition.programs.buffers import (
     is_round,
     prompt_capacity,
 )
+from ignition.programs.draft_step import DraftContext, DraftingDecoder, propose_step
 from ignition.programs.frames import (
     ReplayError,
     check_frame,
@@ -98,6 +101,7 @@ class EagerProgram:
             terminal_step(state, self._tensors)
         elif kind in (GraphKind.DECODE, GraphKind.SPECULATIVE):
             self._check_next_pages()
+            self._propose()
             step = round_step if is_round(self._descriptor) else decode_step
             step(
                 self._model.context,
@@ -107,6 +111,7 @@ class EagerProgram:
             )
         elif is_mixed(self._descriptor):
             self._check_next_pages()
+            self._propose()
             mixed_step(
                 self._model.context,
                 self._tensors,
@@ -129,6 +134,14 @@ class EagerProgram:
     def read(self, frame: Frame) -> tuple[LaneOutput, ...]:
         """Return the outputs, one per lane of the frame in its order."""
         return read_frame(self._descriptor, frame, self._buffers)
+
+    def _propose(self) -> None:
+        """Fill in the proposals of a program that makes them itself."""
+        if self._descriptor.source is not ProposalSource.LEARNED:
+            return
+        model = self._model
+        assert model.draft is not None
+        propose_step(model.context, model.draft, self._tensors, block_count=self._block_count())
 
     def _active_rows(self) -> npt.NDArray[np.int32]:
         rows: npt.NDArray[np.int32] = self._buffers["rows"]
@@ -181,7 +194,8 @@ class EagerModel:
     """Every program of a catalog in eager PyTorch, over one serving state.
 
     `weights` maps canonical names to float32 tensors. PyTorch's thread count is process-wide and
-    set here when `threads` is given.
+    set here when `threads` is given. With a `draft` every program keeps the draft context; programs
+    with learned proposals need one (DraftError).
     """
 
     def __init__(
@@ -192,7 +206,11 @@ class EagerModel:
         catalog: Catalog,
         weights: Mapping[str, Tensor],
         threads: int | None = None,
+        draft: DraftHead | None = None,
     ) -> None:
+        needs_draft = [g.name for g in catalog.graphs if g.source is ProposalSource.LEARNED]
+        if needs_draft and draft is None:
+            raise DraftError(f"{needs_draft[0]} proposes with a draft head, and none is given")
         if threads is not None:
             torch.set_num_threads(threads)
         self.geometry = geometry
@@ -205,8 +223,13 @@ class EagerModel:
             tiling=CPU_TILING,
             context_length_tokens=pool.pages_per_row * pool.page_size_tokens,
         )
+        self.draft: DraftContext | None = None
+        if draft is not None:
+            self.draft = DraftContext(
+                draft, decoder, weights, tiling=CPU_TILING, pool_tokens=self.state.keys.shape[1]
+            )
         self.context = StepContext(
-            decoder=decoder,
+            decoder=decoder if self.draft is None else DraftingDecoder.of(decoder, self.draft),
             state=StateTensors.shared(self.state, pool),
             sampler=_ReferenceSampler(self.state, pool.row_count),
             block_pages=block_pages_of(pool, ATTENTION_BLOCK_TOKENS),

@@ -21,7 +21,7 @@ from helios.engine.ports import (
     SamplingParams,
     TokenLogprobs,
 )
-from helios.scheduler import GraphDescriptor, GraphKind
+from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.programs.buffers import (
     PREFILL_KINDS,
@@ -123,10 +123,11 @@ def _check_round(graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry) 
             f"{graph.name}: row {lane.row} has a query length of {length}, it must be 1 to "
             f"{graph.token_capacity}"
         )
-    if len(proposals) != length - 1:
+    supplied = 0 if graph.source is ProposalSource.LEARNED else length - 1
+    if len(proposals) != supplied:
         raise FrameError(
             f"{graph.name}: row {lane.row} has {len(proposals)} proposals, its query length of "
-            f"{length} takes {length - 1}"
+            f"{length} takes {supplied}"
         )
     if any(not 0 <= token < model.vocabulary_size for token in proposals):
         raise FrameError(

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader knows.
 from torch import Tensor
 
-from ignition.draft.head import Batch, Parameters, SharedWeights, unroll
-from ignition.draft.target import Text
-from ignition.draft.training import batch_of
+from ignition.distillation.head import Batch, Parameters, SharedWeights, unroll
+from ignition.distillation.target import Text
+from ignition.distillation.training import batch_of
 
 _ENTRIES: Final = 128
 """Rows of the whole vocabulary that exist at one time."""

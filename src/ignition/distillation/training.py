@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader knows.
 from torch import Tensor
 
-from ignition.draft.corpus import Progress
+from ignition.distillation.corpus import Progress
+from ignition.distillation.head import Batch, SharedWeights, rms, unroll
+from ignition.distillation.target import Text
 from ignition.draft.errors import DraftError
-from ignition.draft.head import Batch, SharedWeights, rms, unroll
-from ignition.draft.target import Text
 
 FEATURE_WEIGHT: Final = 2.0
 """Of the pull towards the target's hidden row, beside a cross entropy of weight one."""
@@ -40,8 +40,8 @@ class TrainingPlan:
     steps: int
     batch_texts: int = 4
     depths: int = 2
-    learning_rate: float = 3e-4
-    warmup_steps: int = 40
+    learning_rate: float = 5e-5
+    warmup_steps: int = 20
     weight_decay: float = 0.01
     seed: int = 1
     save_every: int = 20

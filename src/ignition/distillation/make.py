@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ignition.checkpoint import Checkpoint
-from ignition.draft.corpus import (
+from ignition.distillation.corpus import (
     CorpusPlan,
     Progress,
     Prompts,
@@ -25,13 +25,13 @@ from ignition.draft.corpus import (
     shard_path,
     write_corpus,
 )
+from ignition.distillation.head import SharedWeights
+from ignition.distillation.report import held_out_report
+from ignition.distillation.start import first_parameters, frequent_tokens
+from ignition.distillation.target import Target, Text
+from ignition.distillation.training import Trainer, TrainingPlan
 from ignition.draft.errors import DraftError
 from ignition.draft.file import FORMAT, DepthFigures, DraftRecord, write_draft
-from ignition.draft.head import SharedWeights
-from ignition.draft.report import held_out_report
-from ignition.draft.start import first_parameters, frequent_tokens
-from ignition.draft.target import Target, Text
-from ignition.draft.training import Trainer, TrainingPlan
 
 HEAD_NAME: Final = "draft-head.safetensors"
 _PLAN_NAME: Final = "plan.json"

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from helios.engine.ports import SamplingParams
+from ignition.distillation.target import Target, Text
 from ignition.draft.errors import DraftError
-from ignition.draft.target import Target, Text
 
 Prompts = Sequence[Sequence[int]]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ignition.checkpoint import Checkpoint
-from ignition.draft.head import (
+from ignition.distillation.head import (
     SharedWeights,
     attended,
     gated,
@@ -27,8 +27,8 @@ from ignition.draft.head import (
     rotations,
     shifted,
 )
+from ignition.distillation.target import Text
 from ignition.draft.shapes import HIDDEN_NORM, JOIN, LAYER, TOKEN_NORM, parameter_shapes
-from ignition.draft.target import Text
 
 RIDGE: Final = 1e-2
 """Added to the diagonal of the normal equations, relative to its mean."""

@@ -1,0 +1,1 @@
+"""Trains draft heads on text that their targets write."""

@@ -1,0 +1,145 @@
+"""Learned proposals inside a program: the draft context, and rounds that propose for themselves.
+
+The draft context lies in pages: for every consumed position the keys and values of the head's layer
+and the target's hidden row. So a position's entry is made from what lies one position before it,
+whichever program put it there, and the row of a request has nothing more to keep
+(docs/design/drafts.md section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ignition.draft.file import DraftHead
+from ignition.draft.shapes import HIDDEN_NORM, JOIN, TOKEN_NORM, layer_geometry
+from ignition.models.llama import LlamaDecoder, RowTiling, StepInputs
+from ignition.programs.steps import StepContext, Tensors, step_inputs
+from ignition.sampling_torch import order_keys, token_of_key
+
+
+class DraftContext:
+    """A head over the serving pool; one for all programs of a model.
+
+    `weights` are the target's, `pool_tokens` the tokens of its pool, the scratch page included.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        decoder: LlamaDecoder,
+        weights: Mapping[str, Tensor],
+        *,
+        tiling: RowTiling,
+        pool_tokens: int,
+    ) -> None:
+        target = decoder.geometry
+        output = weights["embed"] if target.tied_embeddings else weights["head"]
+        device = output.device
+        self.token_ids = torch.from_numpy(head.token_ids).to(device, torch.int64)
+        self._target = decoder
+        own = {k: torch.from_numpy(v).to(device) for k, v in head.parameters.items()}
+        own |= {"norm": weights["norm"], "head": output.index_select(0, self.token_ids)}
+        self._join = own[JOIN]
+        self._decoder = LlamaDecoder(
+            layer_geometry(target, len(head.token_ids)),
+            own,
+            tiling=tiling,
+            context_length_tokens=decoder.context_length_tokens,
+        )
+        shape = (1, pool_tokens, target.kv_width)
+        self.keys = torch.zeros(shape, device=device)
+        self.values = torch.zeros(shape, device=device)
+        self.hidden = torch.zeros((pool_tokens, target.hidden_size), device=device)
+        """Of the target, by pool token."""
+
+    def absorb(self, groups: Sequence[StepInputs], hidden: Tensor) -> None:
+        """Keep the hidden rows of what was fed and append the entries of its positions."""
+        slots = torch.cat([group.write_slots for group in groups])
+        self.hidden.index_copy_(0, slots, hidden)
+        before = torch.cat([self.rows_before(group) for group in groups])
+        self.entries(groups, before)
+
+    def rows_before(self, inputs: StepInputs) -> Tensor:
+        """Return the target's hidden rows [B * W, hidden] one position before each token."""
+        batch = inputs.positions.shape[0]
+        table = torch.cat([block.slots.view(batch, -1) for block in inputs.blocks], dim=1)
+        before = table.gather(1, (inputs.positions - 1).clamp(min=0)).reshape(-1)
+        is_first = (inputs.positions == 0).reshape(-1, 1)
+        return self.hidden.index_select(0, before).masked_fill(is_first, 0.0)
+
+    def entries(self, groups: Sequence[StepInputs], before: Tensor) -> Tensor:
+        """Append an entry for each token from the row before it; return the predicted rows."""
+        tokens = torch.cat([group.token_ids.reshape(-1) for group in groups])
+        context = self._decoder.norm(before, HIDDEN_NORM)
+        token = self._decoder.norm(self._target.embedded(tokens), TOKEN_NORM)
+        x = self._decoder.project(torch.cat([context, token], dim=-1), self._join)
+        return self._decoder.through_layers(x, groups, self.keys, self.values)
+
+    def propose(self, predicted: Tensor) -> Tensor:
+        """Return the likeliest token of each predicted row, the lowest id on a tie."""
+        keys = order_keys(self._decoder.logits(predicted)).amax(dim=-1)
+        return self.token_ids.index_select(0, token_of_key(keys))
+
+
+class DraftingDecoder:
+    """Stands in for the target's decoder: whatever program feeds tokens, their entries are kept."""
+
+    def __init__(self, decoder: LlamaDecoder, draft: DraftContext) -> None:
+        self._decoder = decoder
+        self._draft = draft
+        self.geometry = decoder.geometry
+        self.tiling = decoder.tiling
+
+    @classmethod
+    def of(cls, decoder: LlamaDecoder, draft: DraftContext) -> LlamaDecoder:
+        """Return one as what the steps take."""
+        return cast(LlamaDecoder, cls(decoder, draft))
+
+    def hidden(self, inputs: StepInputs, keys: Tensor, values: Tensor) -> Tensor:
+        """As LlamaDecoder.hidden, and absorb what was fed."""
+        return self.hidden_together((inputs,), keys, values)
+
+    def hidden_together(self, groups: Sequence[StepInputs], keys: Tensor, values: Tensor) -> Tensor:
+        """As LlamaDecoder.hidden_together, and absorb what was fed."""
+        hidden = self._decoder.hidden_together(groups, keys, values)
+        self._draft.absorb(groups, hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As LlamaDecoder.logits."""
+        return self._decoder.logits(hidden)
+
+
+@torch.inference_mode()
+def propose_step(
+    context: StepContext, draft: DraftContext, buffers: Tensors, *, block_count: int
+) -> None:
+    """Write the proposals of every live lane; places past its query length hold token zero."""
+    state, proposals = context.state, buffers["proposals"]
+    requested = state.rows_or_scratch(buffers["rows"])
+    is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
+    rows = requested.masked_fill(~is_live, state.scratch_row)
+    lengths = buffers["query_lengths"].masked_fill(~is_live, 0)
+    first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
+    tokens = state.rows["pending_token"].index_select(0, rows).to(torch.int64)
+    predicted: Tensor | None = None
+    for place in range(proposals.shape[1]):
+        # An entry is fed only where its proposal will be verified, so that no entry lies past the
+        # positions that the lane has pages for.
+        is_used = place + 1 < lengths
+        inputs = step_inputs(
+            context,
+            rows=rows,
+            tokens=tokens.masked_fill(~is_used, 0)[:, None],
+            positions=(first + place).masked_fill(~is_used, 0)[:, None],
+            is_used=is_used[:, None],
+            block_count=block_count,
+        )
+        before = draft.rows_before(inputs) if predicted is None else predicted
+        predicted = draft.entries((inputs,), before)
+        tokens = draft.propose(predicted)
+        proposals[:, place].copy_(tokens.masked_fill(~is_used, 0))
