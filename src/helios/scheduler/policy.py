@@ -61,9 +61,8 @@ _WINDOW = attrgetter("window")
 _NEW_STEP = partial(tuple.__new__, ScheduledStep)
 """Makes a step of all its fields; the generated constructor takes several times as long."""
 
-_PLAIN = tuple(list(ScheduledStep._field_defaults.values())[1:-1])
-"""What a lane has that has no stage, image or mixed role: all between its tokens and its row's
-incarnation."""
+_PLAIN = tuple(list(ScheduledStep._field_defaults.values())[2:-1])
+"""What a lane has that has no stage or image: all between its role and its row's incarnation."""
 
 QUEUEABLE = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 """Kinds that may occupy both frame slots; copied proposals need the tokens before them."""
@@ -384,8 +383,6 @@ def score_of(
 
 def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[ScheduledStep, ...]:
     """Freeze a winner's cohort into the lanes of a plan of `kind`."""
-    if kind is GraphKind.MIXED:
-        return _mixed_steps(candidate, mode)
     lanes, count = candidate.lanes, candidate.served
     requests: Sequence[Request]
     prompts: Iterable[int]
@@ -398,8 +395,15 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
         # Columns of `Lane`: a look-up per lane and field costs more than all of them together.
         columns = zip(*candidate.cohort, strict=True)
         *_, requests, _, _, _, prompts, ceilings, expected = columns
+    mixed: Iterable[MixedLane | None] = repeat(None, count)
+    if kind is GraphKind.MIXED:
+        roles = [MixedLane(MixedRole.GENERATE, mode)] * count
+        if candidate.prefill_row >= 0:
+            roles[candidate.prefill_row] = MixedLane(MixedRole.PROMPT, mode)
+        mixed = roles
     if kind in STAGE_KINDS or any(map(_WINDOW, requests)):
-        return tuple([_staged_step(lane, kind) for lane in candidate.cohort])
+        cohort = candidate.cohort
+        return tuple([_staged_step(*each, kind) for each in zip(cohort, mixed, strict=False)])
     if kind in STREAM_KINDS:
         # `position_after`, without a call for each: all of them have output.
         positions = [
@@ -419,6 +423,7 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
                 ceilings,
                 [request.pages for request in requests],
                 expected,
+                mixed,
                 *[repeat(value, count) for value in _PLAIN],
                 [request.incarnation for request in requests],
                 strict=True,
@@ -427,18 +432,7 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     )
 
 
-def _mixed_steps(candidate: Candidate, mode: DecodeMode) -> tuple[ScheduledStep, ...]:
-    prompt, stream = MixedLane(MixedRole.PROMPT, mode), MixedLane(MixedRole.GENERATE, mode)
-    row = candidate.prefill_row
-    return tuple(
-        [
-            _staged_step(lane, GraphKind.MIXED, prompt if place == row else stream)
-            for place, lane in enumerate(candidate.cohort)
-        ]
-    )
-
-
-def _staged_step(lane: Lane, kind: GraphKind, mixed: MixedLane | None = None) -> ScheduledStep:
+def _staged_step(lane: Lane, mixed: MixedLane | None, kind: GraphKind) -> ScheduledStep:
     request = lane.request
     work = work_of(request, kind, lane.prompt_tokens)
     return ScheduledStep(

@@ -60,16 +60,21 @@ def best_prompts(table: PromptTable, eligible: Flags) -> Integers:
 
     Ties: less recently used, then less padding, then earlier admission.
     """
-    service = np.where(eligible & (table.extents > 0), table.service, -1.0)
-    top = service.max(axis=0)
-    winners = service.argmax(axis=0)
+    usable = table.extents > 0
+    usable &= eligible
+    service = np.where(usable, table.service, -1.0)
+    winners: Integers = service.argmax(axis=0)
+    top = service[winners, np.arange(len(winners))]
+    winners[top < 0.0] = -1
+    if len(service) == 1 or np.count_nonzero(service == top) == len(winners):
+        return winners
     tied = (service == top).sum(axis=0)
     for column in np.flatnonzero((tied > 1) & (top >= 0.0)):
         rows = np.flatnonzero(service[:, column] == top[column]).tolist()
         used = [table.prompts[row].request.last_used for row in rows]
         oldest = [row for row, number in zip(rows, used, strict=True) if number == used[0]]
         winners[column] = max(oldest, key=lambda row: (table.extents[row, column], -row))
-    return np.where(top >= 0.0, winners, -1)
+    return winners
 
 
 def advancing(table: PromptTable) -> Flags:

@@ -74,9 +74,9 @@ def lane_table(streams: Streams, yields: Sequence[Yields]) -> LaneTable:
     else:
         tokens, lengths = expected_tokens(yields)
         values = _values(streams, tokens)
-        order = ranked(values, lengths, streams.used)
-        falling = np.take_along_axis(values, order, axis=1)
-        rows = running_sums(np.take_along_axis(lengths, order, axis=1))
+        starts = np.arange(0, values.size, values.shape[1])[:, None]
+        order, falling = _in_order(values, lengths, streams.used, starts)
+        rows = running_sums(lengths.ravel()[order + starts])
         fewest = running_sums(np.sort(lengths, axis=1))
     return LaneTable(tokens, values, lengths, order, running_sums(falling), rows, fewest)
 
