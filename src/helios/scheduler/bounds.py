@@ -104,15 +104,15 @@ class Bounds:
         self._rising: dict[int, Floats] = {}
         """Marginals by lane class, the smallest first, once asked for."""
 
-    def lower(self, rate: Floats, settled: Flags) -> None:
-        """Lower the bounds in `rate` that could beat its best settled score, in place.
+    def lower(self, rate: Floats, settled: Flags, least: float = -np.inf) -> None:
+        """Lower the bounds in `rate` that could beat its best settled score and `least`, in place.
 
         Only determinate programs are compared: the others are worth their value, not a rate.
         """
         determinate = self._known_ms > 0.0
         known = settled & determinate
         masked = np.where(known, rate, -np.inf)
-        floor = float(masked[masked.argmax()])
+        floor = max(least, float(masked[masked.argmax()]))
         if floor == -np.inf:
             return
         floor -= SLACK * abs(floor)

@@ -62,9 +62,17 @@ class Generation:
     )
 
     def __init__(
-        self, scene: Scene, programs: Generating, prompts: PromptTable | None = None
+        self,
+        scene: Scene,
+        programs: Generating,
+        prompts: PromptTable | None = None,
+        *,
+        floor: float = -np.inf,
     ) -> None:
-        """Evaluate `programs` with decoders alone, or, given `prompts`, beside a prompt row."""
+        """Evaluate `programs` with decoders alone, or, given `prompts`, beside a prompt row.
+
+        Bounds are lowered as far as it takes to tell which programs may reach the score `floor`.
+        """
         self._scene, self._programs, self._prompts = scene, programs, prompts
         self._pricings = Pricings(scene, programs)
         self._found: dict[int, list[Cohort]] = {}
@@ -91,7 +99,7 @@ class Generation:
         if prompts is None:
             self.rate: Floats = rates_of(value, self.known_ms, scene.waiting)
             if self._can_tighten() and not self._is_optimistic():
-                self._bounds.lower(self.rate, self.settled)
+                self._bounds.lower(self.rate, self.settled, floor)
             if not self.is_settled:
                 # Not even one whole lane fits P: such a program serves nobody now.
                 self.rate[self._lanes == 0] = -np.inf
@@ -321,9 +329,12 @@ class Generation:
         ]
 
     def hopeless(self) -> Flags | None:
-        """Tell which entries have no undominated cohort at all; None where no shape nests."""
+        """Tell which entries have no undominated cohort at all; None where no shape nests, and for
+        a part of the programs."""
         programs, prompts = self._programs, self._prompts
         geometry = self._scene.view.shapes.geometry
+        if prompts is None and len(programs.graph) < len(geometry.generating.graph):
+            return None
         nested = geometry.generating_nested if prompts is None else geometry.mixed_nested
         if not len(nested.place):
             return None

@@ -230,8 +230,9 @@ class Geometry:
         return self.batch, self.width, self.packed, self.prompt
 
 
-def chosen(programs: Generating, which: Flags) -> Generating:
-    """Return the programs for which `which` is true; lane classes keep their numbers."""
+def chosen(programs: Generating, which: Flags | Integers) -> Generating:
+    """Return the programs for which `which` is true, or at these places; lane classes keep their
+    numbers."""
     ragged = np.flatnonzero(programs.is_ragged[which])
     return programs._replace(
         ragged=ragged,

@@ -27,7 +27,7 @@ from helios.scheduler.config import DecodeMode
 from helios.scheduler.cost import CostAges
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.generation import Generation
-from helios.scheduler.geometry import Integers
+from helios.scheduler.geometry import Integers, chosen
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.plan import (
@@ -42,7 +42,7 @@ from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import optimistic_yields
 from helios.scheduler.scene import Scene, placed_yields, scene_of
-from helios.scheduler.screening import Screening, Verdict, can_screen
+from helios.scheduler.screening import NONE_LEFT, Screening, Verdict, can_screen
 from helios.scheduler.selection import Selection, best_of, least_recent
 from helios.scheduler.stages import STAGE_KINDS, work_of
 from helios.scheduler.streams import Streams, streams_of
@@ -113,9 +113,14 @@ class Decision:
             for block in self._alone_blocks():
                 selection.add(block)
             return selection.winner()
-        if best is None or verdict.winner is None:
+        if len(verdict.left):
+            programs = self.view.shapes.geometry.contest(len(self.view.decoders)).programs
+            programs = chosen(programs, verdict.left)
+            selection.add(Generation(self.scene, programs, floor=verdict.best))
+        elif best is None or verdict.winner is None:
             return best or verdict.winner
-        selection.add(Listed([verdict.winner]))
+        if verdict.winner is not None:
+            selection.add(Listed([verdict.winner]))
         return selection.winner()
 
     def _at_its_width(self, winner: Candidate) -> Candidate:
@@ -127,7 +132,7 @@ class Decision:
         screening, values = self._screening, self._streams.token
         tokens = self.scene.table.tokens if screening is None else screening.tokens
         known_ms = view.durations.take(programs.programs.graph)
-        inexact = self.scene.inexact if screening is None else None
+        inexact = self.scene.inexact if screening is None else screening.inexact
         ample = ample_rounds(programs, tokens, values, known_ms, inexact)
         places = dict(zip(programs.programs.graph[ample.places].tolist(), count()))
         place = places.get(winner.graph_index)
@@ -137,8 +142,8 @@ class Decision:
         else:
             rate = float(ample.service_rates[place])
         share = view.policy.alone_service_share
-        for chosen in shortest_ample(ample, winner.known_ms, rate, share):
-            candidate = self._everybody_in(int(programs.programs.graph[chosen]), chosen)
+        for found in shortest_ample(ample, winner.known_ms, rate, share):
+            candidate = self._everybody_in(int(programs.programs.graph[found]), found)
             if not is_dominated(view.shapes.geometry, candidate):
                 return candidate
         return winner
@@ -161,16 +166,14 @@ class Decision:
             return None
         if best is not None and not best.determinate:
             # Every program for decoders alone is measured: what is not measured goes before them.
-            return Verdict(None)
+            return Verdict(None, floor, NONE_LEFT)
         yields, scene = placed_yields(view, self._streams), self._scene
-        if not all(each.is_exact for each in yields):
-            return None
         table = None if scene is None else scene.table
         screening = Screening(
             view, self._streams, yields, slope=self._slope(), waiting=self.waiting, table=table
         )
         verdict = screening.verdict(-np.inf if best is None else floor)
-        if verdict is not None and verdict.winner is not None:
+        if verdict is not None:
             self._screening = screening
         return verdict
 

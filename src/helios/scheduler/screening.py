@@ -18,7 +18,7 @@ from helios.scheduler.blocks import Candidate, rank_key, rate_of
 from helios.scheduler.bounds import tops_of_all
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.dominance import is_dominated
-from helios.scheduler.geometry import Contest, Generating, Integers
+from helios.scheduler.geometry import Contest, Flags, Generating, Integers
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.rounds import lanes_in_order
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_values, ranked
@@ -46,7 +46,17 @@ class Verdict(NamedTuple):
     """What is known of the programs that serve decoders alone."""
 
     winner: Candidate | None
-    """The first of them by rank; None where all of them stay below the floor."""
+    """The first by rank of those that bounds price exactly; None where all stay below the floor."""
+    best: float
+    """The score of the winner, or the floor where there is none."""
+    left: Integers
+    """Places in the contest of programs that may have this score or more, whose cohort or yields
+    have to be found first."""
+
+
+NONE_LEFT: Integers = np.zeros(0, dtype=np.int64)
+MOST_ALONE = 4
+"""Most programs that are bounded one by one; more are bounded together by whoever prices them."""
 
 
 class Screening:
@@ -56,6 +66,8 @@ class Screening:
         "_contest",
         "_credit",
         "_half_waiting",
+        "_inexact",
+        "_is_open",
         "_known_ms",
         "_lengths",
         "_programs",
@@ -92,6 +104,13 @@ class Screening:
             self._tokens, self._lengths, self._values = lane_values(streams, yields)
         else:
             self._tokens, self._lengths, self._values = table.tokens, table.lengths, table.values
+        self._inexact: Flags | None = None
+        self._is_open: Flags = self._contest.is_tight
+        """Programs that bounds of classes do not price: P constrains them, or their yields are
+        their own."""
+        if not all(each.is_exact for each in yields):
+            self._inexact = np.repeat([not each.is_exact for each in yields], self._programs.widths)
+            self._is_open = self._is_open | self._inexact.take(self._programs.lane_class)
         self._rows: dict[int, _Row] = {}
         """Lane classes that were sorted."""
         self._scores: dict[int, float] = {}
@@ -103,33 +122,33 @@ class Screening:
         self._half_waiting: Floats = 0.5 * self._known_ms * waiting
 
     def winner(self) -> Candidate | None:
-        """Return the first candidate by rank; None where only the general path can tell."""
+        """Return the first candidate by rank; None where bounds alone cannot tell."""
         verdict = self.verdict(-np.inf)
-        return None if verdict is None else verdict.winner
+        return None if verdict is None or len(verdict.left) else verdict.winner
 
     def verdict(self, floor: float) -> Verdict | None:
-        """Return the first candidate by rank if it has a score of `floor` or more.
+        """Return the first candidate by rank that reaches the score `floor`, and who else may.
 
         None where only the general path can tell.
         """
         bounds, contest, best = self._bounds(), self._contest, floor
         left = (bounds >= floor).nonzero()[0]
-        free = left[~contest.is_tight.take(left)]
+        is_open = self._is_open.take(left)
+        free = left[~is_open]
         if len(free):
             best = max(best, self._score(int(free[bounds.take(free).argmax()])))
             left = left[bounds.take(left) >= best]
+            is_open = self._is_open.take(left)
+            for place in left[~is_open].tolist():
+                best = max(best, self._score(place))
         elif floor == -np.inf:
             return None
-        if len(left) > 1 or not len(free):
-            is_tight = contest.is_tight.take(left)
-            for place in left[~is_tight].tolist():
-                best = max(best, self._score(place))
-            tight = left[is_tight]
-            if len(tight) and not self._are_beaten(tight, best):
-                return None
+        left = left[is_open]
+        if len(left):
+            left = self._unbeaten(left, best)
         tied = [place for place, score in self._scores.items() if score == best]
         if not tied:
-            return Verdict(None)
+            return Verdict(None, best, left)
         if len(tied) > 1:
             keys = [(float(self._known_ms[i]), -float(contest.lanes[i])) for i in tied]
             least = min(keys)
@@ -139,7 +158,14 @@ class Screening:
             tied = [min(tied, key=lambda place: (self._padding(place), self._graph(place)))]
         found = [self._candidate(place, best) for place in tied]
         winner = found[0] if len(found) == 1 else min(found, key=rank_key)
-        return None if is_dominated(self._view.shapes.geometry, winner) else Verdict(winner)
+        if is_dominated(self._view.shapes.geometry, winner):
+            return None
+        return Verdict(winner, best, left)
+
+    @property
+    def inexact(self) -> Flags | None:
+        """Lane classes whose yields are mere bounds; None without any."""
+        return self._inexact
 
     @property
     def tokens(self) -> Floats:
@@ -215,13 +241,19 @@ class Screening:
             score = self._scores[place] = rate_of(value, duration_ms, self._waiting)
         return score
 
-    def _are_beaten(self, places: Integers, best: float) -> bool:
-        """Tell whether programs that P constrains all stay below the best score.
+    def _unbeaten(self, places: Integers, best: float) -> Integers:
+        """Return which programs that are no free ones may reach the best score.
 
         k lanes have at most the k largest pending values and the P - k largest marginals. That is
         concave in k, so where the last lane's pending row is worth more than one more marginal, no
         smaller cohort has more than the largest.
         """
+        is_tight = self._contest.is_tight.take(places)
+        if not is_tight.all():
+            # Whole lanes fit, but the class only bounds what this program expects of them.
+            tight = places[is_tight]
+            tight = self._unbeaten(tight, best) if len(tight) else tight
+            return np.sort(np.concatenate([places[~is_tight], tight]))
         programs, lanes = self._programs, self._contest.counts.take(places)
         tops = tops_of_all(self._tokens, self._streams.token, programs)
         spare = np.minimum(programs.packed.take(places) - lanes, len(tops) - 2)
@@ -234,7 +266,11 @@ class Screening:
         bounds -= self._half_waiting.take(places)
         last = pending - sums.take(lanes - 1) + self._slope * known_ms
         is_open = (bounds >= best) | (last < tops.take(spare + 1) - extra)
-        return all(self._is_beaten(place, best) for place in places[is_open].tolist())
+        left: Integers = places[is_open]
+        if 0 < len(left) <= MOST_ALONE:
+            alone = [place for place in left.tolist() if not self._is_beaten(place, best)]
+            left = np.array(alone, dtype=np.int64)
+        return left
 
     def _is_beaten(self, place: int, best: float) -> bool:
         """Tell the same of one program, by the marginals of its own class and every size."""
@@ -292,7 +328,7 @@ class Screening:
 
 def can_screen(view: View, streams: Streams) -> bool:
     """Tell whether bounds of lane classes can decide: durations are known, and classes mean the
-    same for all streams. That they do for all programs is for the yields to say."""
+    same for all streams."""
     if not streams.requests or streams.shares is not None:
         return False
     programs = view.shapes.geometry.contest(len(streams.requests)).programs
