@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flare.engine_side import open_model, open_package_detokenizers
+from flare.engine_side import open_model, open_package_detokenizers, open_package_grammars
 from helios.engine.manifest import Manifest
 from helios.runtime.client import EngineClient
 from helios.runtime.settings import EngineSettings, ModelIdentity
@@ -41,6 +41,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
     return EngineSettings(
         open_model=functools.partial(open_model, directory, options.threads, options.speculation),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
+        open_grammars=functools.partial(open_package_grammars, directory),
         model=ModelIdentity(
             name=manifest.model.name,
             vocabulary_size=manifest.tokenizer.vocabulary_size,

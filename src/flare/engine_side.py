@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from helios.engine.ports import DetokenizerFactory, PreparedModel
+from helios.runtime.grammars import GrammarCompiler
 from helios.runtime.text import open_detokenizers
 from helios.scheduler import Catalog, GraphKind, SpeculationConfig
 from ignition.measure import calibrated_seeds
@@ -35,3 +36,8 @@ def open_model(
 def open_package_detokenizers(directory: Path) -> DetokenizerFactory:
     """Open the text side of a package. Raises PackageError or TextError."""
     return open_detokenizers(directory, read_manifest(directory).tokenizer)
+
+
+def open_package_grammars(directory: Path) -> GrammarCompiler:
+    """Open what constrained output needs of a package. Raises PackageError or TextError."""
+    return GrammarCompiler.open(directory, read_manifest(directory).tokenizer)

@@ -54,7 +54,13 @@ def beyond_schemas(response: Response) -> bool:
     if response.status_code != 400:
         return False
     code = json.loads(response.content)["error"]["code"]
-    return code in {"context_length_exceeded", "too_many_choices"}
+    return code in {
+        "context_length_exceeded",
+        "too_many_choices",
+        # What a schema or a list of choices must be to constrain an answer.
+        "invalid_grammar",
+        "two_formats",
+    }
 
 
 def check_operation(server: Live, strategy: SearchStrategy) -> None:

@@ -92,8 +92,9 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
             request,
             prompt_tokens=len(prompt),
             max_output_tokens=limit,
-            # A stop string is recognised on the host, so no frame may run ahead of it.
-            needs_feedback=stops is not None,
+            # A stop string is recognised on the host and a mask made there, so no frame may run
+            # ahead of the token that it needs.
+            needs_feedback=stops is not None or request.grammar is not None,
             endpoints=endpoints,
         ),
         prompt=prompt,

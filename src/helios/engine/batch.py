@@ -36,6 +36,8 @@ def frame_of(plan: ScheduledPlan, fence: Fence, requests: Sequence[LiveRequest])
     lanes = tuple([_lane_of(kind, step, request) for step, request in pairs])
     if plan.graph.source is ProposalSource.COPY:
         lanes = tuple(map(_with_copies, lanes, requests))
+    if any(request.masks is not None for request in requests):
+        lanes = tuple(map(_with_masks, lanes, requests))
     return Frame(fence=fence, graph_index=plan.graph_index, lanes=lanes)
 
 
@@ -44,6 +46,19 @@ def _with_copies(lane: FrameLane, request: LiveRequest) -> FrameLane:
     count = max(0, lane.query_length - 1)
     assert count <= len(request.proposal), "a lane has no more rows than the host has supplied"
     return lane._replace(copied_token_ids=request.proposal[:count])
+
+
+def _with_masks(lane: FrameLane, request: LiveRequest) -> FrameLane:
+    """Return a lane with the masks of the rows that it samples from, where it has a grammar.
+
+    Row i of a request's masks is what may follow its first i proposals, so a shorter lane takes
+    the first rows whatever its neighbours take.
+    """
+    masks, rows = request.masks, lane.query_length or int(lane.is_final_chunk)
+    if masks is None or not rows:
+        return lane
+    assert rows <= len(masks), "a lane has no more rows than there are masks"
+    return lane._replace(masks=masks[:rows])
 
 
 def _lane_of(kind: GraphKind, step: ScheduledStep, request: LiveRequest) -> FrameLane:

@@ -15,6 +15,7 @@ from typing import Final
 from helios.engine.admission import AdmissionRules, InadmissibleError, accept
 from helios.engine.batch import LaneOutputError, complete, frame_of
 from helios.engine.flight import Flight, Roster
+from helios.engine.grammar import GrammarError, GrammarFactory, OutputGrammar
 from helios.engine.messages import (
     Cancel,
     EngineCommand,
@@ -82,6 +83,7 @@ class EngineCore:
         rules: AdmissionRules,
         trace: TraceSink | None = None,
         copying: Copying | None = None,
+        grammars: GrammarFactory | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -90,6 +92,7 @@ class EngineCore:
         self._detokenizers = detokenizers
         self._rules = rules
         self._copying = copying
+        self._grammars = grammars
         self._tracer = Tracer(trace)
         self._stats = EngineStats()
         self._roster = Roster()
@@ -135,6 +138,7 @@ class EngineCore:
             return
         try:
             accepted = accept(request, self._rules)
+            grammar = self._open_grammar(request)
             now_ns = self._advance()
             handle = self._scheduler.admit(accepted.spec)
         except InadmissibleError as error:
@@ -153,11 +157,32 @@ class EngineCore:
             self._detokenizers,
             arrival_ns=now_ns,
             copying=self._copying,
+            grammar=grammar,
         )
         self._roster.add(live)
         self._stats.on_submitted()
         self._stats.on_activity(is_active=True, now_ns=now_ns)
         self._tracer.on_arrival(request, live)
+
+    def _open_grammar(self, request: Submit) -> OutputGrammar | None:
+        """Return the request's grammar at its start. Raises InadmissibleError naming its field."""
+        wanted = request.grammar
+        if wanted is None:
+            return None
+        if self._grammars is None:
+            raise InadmissibleError(
+                wanted.param, f"{wanted.param}: this engine cannot constrain its output"
+            )
+        try:
+            grammar = self._grammars(wanted, ignores_end=request.ignore_eos)
+            grammar.masks(())
+        except GrammarError as error:
+            raise InadmissibleError(wanted.param, f"{wanted.param} {error}") from error
+        if grammar.is_complete:
+            raise InadmissibleError(
+                wanted.param, f"{wanted.param} admits nothing but an empty answer"
+            )
+        return grammar
 
     def _reject(self, request: Submit, code: str, message: str, param: str | None) -> None:
         self._stats.on_rejected(code)

@@ -52,6 +52,16 @@ class ImageMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Identity of its content; needed where states are kept."""
 
 
+class GrammarMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the output must look like."""
+
+    kind: str
+    """json_schema, regex, or lark (the dialect of llguidance)."""
+    text: str
+    param: str
+    """The request's field that asked for it; a refusal names it."""
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request."""
 
@@ -76,6 +86,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """The conversation may go on from the answer: keep the state at its end if that pays."""
     images: tuple[ImageMessage, ...] = ()
     """In prompt order."""
+    grammar: GrammarMessage | None = None
+    """Constrains the output, which ends where nothing may follow any more."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -113,6 +113,9 @@ class FrameLane(NamedTuple):
     `query_length`."""
     request_id: str = ""
     """The client's name of the request, for executors that tell requests apart."""
+    masks: npt.NDArray[np.uint32] | None = None
+    """Tokens that each target row may produce (helios.engine.grammar.TokenMasks), for a lane that
+    samples: one row of words, in a round `query_length` of them; None: any token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

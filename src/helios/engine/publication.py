@@ -25,7 +25,8 @@ class Publication:
     delivered: list[tuple[LiveRequest, int]] = dataclasses.field(default_factory=list)
     """Requests with visible output, and how many tokens each delivery carries."""
     stopped: list[LiveRequest] = dataclasses.field(default_factory=list)
-    """Requests whose output a stop string ended: the scheduler does not know yet."""
+    """Requests whose output a stop string or the end of their grammar ended: the scheduler does not
+    know yet."""
     ended: list[LiveRequest] = dataclasses.field(default_factory=list)
     """Requests whose last token this frame committed, stopped ones included."""
     left: list[LiveRequest] = dataclasses.field(default_factory=list)
@@ -117,7 +118,7 @@ def _publish_lane(
     )
     if request.finish_reason is not None:
         published.ended.append(request)
-        if request.stop_string_ended:
+        if request.host_ended:
             published.stopped.append(request)
     if request.is_deliverable(text):
         _deliver(request.take_delta(text), request, published)

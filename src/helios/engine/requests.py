@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.admission import Accepted
+from helios.engine.grammar import OutputGrammar, TokenMasks
 from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
 from helios.engine.ports import (
     Copying,
@@ -59,6 +60,7 @@ class LiveRequest:
         "_detokenizer",
         "_detokenizers",
         "_filter",
+        "_grammar",
         "_include_stop",
         "_outputs",
         "_prompt_entries",
@@ -73,7 +75,9 @@ class LiveRequest:
         "dispatched_ns",
         "finish_reason",
         "handle",
+        "host_ended",
         "last_delivery_ns",
+        "masks",
         "output_tokens",
         "proposal",
         "request_id",
@@ -89,6 +93,7 @@ class LiveRequest:
         *,
         arrival_ns: int,
         copying: Copying | None = None,
+        grammar: OutputGrammar | None = None,
     ) -> None:
         self.request_id = request.request_id
         self.accepted = accepted
@@ -122,11 +127,11 @@ class LiveRequest:
         self._source: CopySource | None = None
         self.proposal: tuple[int, ...] = ()
         """Copied proposals behind the pending token."""
-
-    @property
-    def stop_string_ended(self) -> bool:
-        """Whether a stop string ended the output."""
-        return isinstance(self.stop_matched, str)
+        self.host_ended = False
+        """A stop string or the end of its grammar ended the output, which no program can know."""
+        self._grammar = grammar
+        self.masks: TokenMasks | None = None if grammar is None else grammar.masks(())
+        """Tokens that its next target rows may produce, one row more than there are proposals."""
 
     @property
     def replayed_tokens(self) -> int:
@@ -182,10 +187,15 @@ class LiveRequest:
         if self._outputs is not None:
             # What the row's state holds, shown or not.
             self._outputs += tokens
+        if self._grammar is not None:
+            tokens, is_last = self._take_in_grammar(self._grammar, tokens, terminated, is_last)
+            terminated = terminated and not self.host_ended
         if self._copying is not None:
             source = self._copy_source(self._copying)
             source.extend(tokens)
             self.proposal = () if is_last else tuple(source.propose())
+        if self._grammar is not None and not is_last:
+            self._constrain(self._grammar)
         # The text of a stop token belongs to the answer no more than a stop string does.
         shown = tokens[:-1] if terminated and not self._include_stop else tokens
         visible = ""
@@ -200,7 +210,8 @@ class LiveRequest:
         if is_last:
             visible += self._finish_text()
             if self.finish_reason is None:
-                self.finish_reason = "stop" if terminated else "length"
+                ended = terminated or self.host_ended
+                self.finish_reason = "stop" if ended else "length"
                 self.stop_matched = tokens[-1] if terminated else None
         # Counted up to the next Delta, which every visible text brings about.
         self._silent_tokens += len(tokens)
@@ -271,6 +282,25 @@ class LiveRequest:
             cached_prompt_tokens=self.cached_prompt_tokens,
         )
 
+    def _take_in_grammar(
+        self, grammar: OutputGrammar, tokens: Sequence[int], terminated: bool, is_last: bool
+    ) -> tuple[Sequence[int], bool]:
+        """Return the tokens up to where the text is complete, and whether they are the last."""
+        text = tokens[:-1] if terminated else tokens
+        used = grammar.take(text)
+        if not grammar.is_complete:
+            return tokens, is_last
+        # The end of its grammar is the end of the output: no step is spent on an end token.
+        self.host_ended = True
+        return tokens[:used], True
+
+    def _constrain(self, grammar: OutputGrammar) -> None:
+        """Cut the proposals at what the grammar forbids, and make the masks of the next rows."""
+        if self._copying is not None:
+            admitted = grammar.admitted(self.proposal)
+            self.proposal = self.proposal[:admitted]
+        self.masks = grammar.masks(self.proposal)
+
     def _copy_source(self, copying: Copying) -> CopySource:
         """Return the source of proposals, made for the first token like the detokenizer."""
         if self._source is None:
@@ -305,6 +335,7 @@ class LiveRequest:
         if self._filter.matched is not None:
             self.finish_reason = "stop"
             self.stop_matched = self._filter.matched
+            self.host_ended = True
         return visible
 
     def _finish_text(self) -> str:

@@ -29,6 +29,7 @@ from helios.engine.ports import Copying, DetokenizerFactory, PreparedModel
 from helios.engine.trace import header_record
 from helios.runtime.clock import MonotonicClock
 from helios.runtime.executor_thread import ThreadExecutor
+from helios.runtime.grammar_thread import GrammarThread
 from helios.runtime.link import EngineLink, LinkError, LinkSink, StartFailed
 from helios.runtime.settings import EngineSettings
 from helios.runtime.trace_file import TraceFile
@@ -88,6 +89,9 @@ class EngineHost:
         clock = MonotonicClock()
         resources = dataclasses.replace(model.resources, waiting_limit=settings.waiting_limit)
         self._executor = ThreadExecutor(model.programs, clock, on_finished=self._wake)
+        self._grammars: GrammarThread | None = None
+        if settings.open_grammars is not None:
+            self._grammars = GrammarThread(settings.open_grammars, on_finished=self._wake)
         scheduler = Scheduler(
             catalog=model.catalog,
             resources=resources,
@@ -111,6 +115,7 @@ class EngineHost:
             ),
             trace=trace,
             copying=_copying(scheduler),
+            grammars=self._grammars,
         )
         if trace is not None:
             trace.write(
@@ -132,18 +137,32 @@ class EngineHost:
         """Turn the loop until it is drained. Raises LinkError when the parent is gone."""
         outcome = StepOutcome.IDLE
         while outcome is not StepOutcome.DRAINED:
-            for command in self._link.receive(COMMANDS_PER_TURN):
-                self._core.handle(command)
+            self._take_commands()
             if self._drain_requested:
                 self._drain_requested = False
                 self._core.handle(Drain())
             outcome = self._core.step()
             self._link.flush()
+            if self._grammars is not None and self._grammars.is_holding:
+                # A held request has yet to be answered, if only with a refusal.
+                outcome = StepOutcome.RUNNING
             if outcome is not StepOutcome.DRAINED and not self._link.has_commands:
                 self._sleep(outcome)
 
+    def _take_commands(self) -> None:
+        """Hand the core what has arrived, and the requests whose grammars have been compiled."""
+        grammars = self._grammars
+        for command in self._link.receive(COMMANDS_PER_TURN):
+            if grammars is None or not grammars.holds_back(command):
+                self._core.handle(command)
+        if grammars is not None and grammars.is_holding:
+            for submit in grammars.released():
+                self._core.handle(submit)
+
     def close(self) -> None:
         """Send what is left, end the executor's thread and close everything."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._executor.close()
         self.flush_trace()
         self._link.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helios.engine.ports import DetokenizerFactory, PreparedModel
+from helios.runtime.grammars import GrammarCompiler
 from helios.scheduler import PolicyConfig, SpeculationConfig
 
 
@@ -29,13 +30,15 @@ class ModelIdentity:
 class EngineSettings:
     """How to open and run an engine.
 
-    The two factories run inside the engine process, so they must be importable: module-level
+    The factories run inside the engine process, so they must be importable: module-level
     functions, or functools.partial of such with picklable arguments.
     """
 
     open_model: Callable[[], PreparedModel]
     open_detokenizers: Callable[[], DetokenizerFactory]
     model: ModelIdentity
+    open_grammars: Callable[[], GrammarCompiler] | None = None
+    """Opens what constrained output needs, on a thread; None refuses constrained requests."""
     policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
     speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
     """How decoders generate. Outside the ordinary mode proposals are copied for programs that take

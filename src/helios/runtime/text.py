@@ -176,13 +176,18 @@ class TextModel:
 
 def open_detokenizers(package: Path, entry: TokenizerEntry) -> DetokenizerFactory:
     """Return the detokenizers of a package, without what only encoding needs. Raises TextError."""
-    vocabulary, _ = _parse(entry, _read(package / entry.file))
+    vocabulary, _ = read_text_side(package, entry)
     control = frozenset(vocabulary.control_ids.values())
 
     def detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(vocabulary, control, prompt_token_ids)
 
     return detokenizer
+
+
+def read_text_side(package: Path, entry: TokenizerEntry) -> tuple[Vocabulary, Json]:
+    """Return the vocabulary of a package and its parsed tokenizer. Raises TextError."""
+    return _parse(entry, _read(package / entry.file))
 
 
 def _read(path: Path) -> str:

@@ -34,10 +34,9 @@ _BOTH: Final[dict[str, Neutral]] = {
     "min_tokens": _none("there is no minimum length; ignore_eos exists", 0),
     "skip_special_tokens": _none("control tokens never appear in text", True),
     "truncate_prompt_tokens": _none("prompts are never cut silently"),
-    "guided_json": _none("output cannot be constrained"),
-    "guided_regex": _none("output cannot be constrained"),
-    "guided_choice": _none("output cannot be constrained"),
-    "guided_grammar": _none("output cannot be constrained"),
+    "guided_grammar": _none("use a JSON schema, a regular expression or choices"),
+    "guided_decoding_backend": _none("there is one way to constrain output", "guidance", "auto"),
+    "guided_whitespace_pattern": _none("white space between JSON tokens is bounded already"),
 }
 
 CHAT_NEUTRAL: Final[dict[str, Neutral]] = {
@@ -55,7 +54,6 @@ CHAT_NEUTRAL: Final[dict[str, Neutral]] = {
     "prompt_cache_options": _none("there is no prompt cache to steer"),
     "prompt_cache_retention": _none("there is no prompt cache to steer"),
     "reasoning_effort": _none("the model does not reason apart from its answer", "none"),
-    "response_format": _none("only text is supported", {"type": "text"}),
     "safety_identifier": _none("requests are told apart by user"),
     "service_tier": _none("there is one tier; priority weighs requests", "auto", "default"),
     "store": _none("nothing is stored", False),
@@ -72,7 +70,6 @@ CHAT_NEUTRAL: Final[dict[str, Neutral]] = {
 COMPLETION_NEUTRAL: Final[dict[str, Neutral]] = {
     **_BOTH,
     "suffix": _none("the model cannot fill in the middle", ""),
-    "response_format": _none("only text is supported", {"type": "text"}),
 }
 
 MESSAGE_NEUTRAL: Final[dict[str, Neutral]] = {

@@ -22,10 +22,13 @@ _PARAM_OF_CHECK = {
     "stream_options": "stream_options",
     "top_logprobs": "top_logprobs",
     "too_many_choices": "n",
+    "two_formats": "response_format",
 }
 M = TypeVar("M", ChatRequest, CompletionRequest)
 
-_SHOW_NO_INPUT = frozenset({"missing", "refused"})
+_OWN_CODES = frozenset({"too_many_choices", "invalid_grammar", "two_formats"})
+"""Refusals of what no schema of the request can say; the kind is the code."""
+_SHOW_NO_INPUT = frozenset({"missing", "refused", "invalid_grammar"})
 
 
 def parse_chat(raw: Mapping[str, Any]) -> ChatRequest:
@@ -94,7 +97,7 @@ def _reworded(message: str) -> str:
 
 
 def _code(kind: str) -> str:
-    if kind == "too_many_choices":
+    if kind in _OWN_CODES:
         return kind
     return "missing_parameter" if kind == "missing" else "invalid_value"
 

@@ -11,7 +11,9 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from helios.engine.messages import GrammarMessage
 from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+from helios.server import output_format as formats
 from helios.server.config import (
     MAX_CHOICES,
     MAX_MESSAGES,
@@ -215,6 +217,25 @@ class SamplingFields(StrictModel):
     logit_bias: Annotated[
         tuple[tuple[int, float], ...], PlainValidator(_bias), WithJsonSchema(BIAS_SCHEMA)
     ] = Field((), description="Token id -> number added to its logit.")
+    response_format: Annotated[
+        Any,
+        PlainValidator(formats.response_format),
+        WithJsonSchema(formats.RESPONSE_FORMAT_SCHEMA),
+    ] = Field(None, description="What the answer must look like; enforced token by token.")
+    structured_outputs: Annotated[
+        Any,
+        PlainValidator(formats.structured_outputs),
+        WithJsonSchema(formats.STRUCTURED_OUTPUTS_SCHEMA),
+    ] = Field(None, description="The same in the words of vLLM.")
+    guided_json: Annotated[
+        Any, PlainValidator(formats.guided_json), WithJsonSchema(formats.GUIDED_JSON_SCHEMA)
+    ] = Field(None, description="A JSON schema; older name of vLLM.")
+    guided_regex: Annotated[
+        Any, PlainValidator(formats.guided_regex), WithJsonSchema(formats.GUIDED_REGEX_SCHEMA)
+    ] = Field(None, description="A regular expression; older name of vLLM.")
+    guided_choice: Annotated[
+        Any, PlainValidator(formats.guided_choice), WithJsonSchema(formats.GUIDED_CHOICE_SCHEMA)
+    ] = Field(None, description="Texts of which one is the answer; older name of vLLM.")
     user: str | None = Field(
         None,
         max_length=MAX_TENANT_LENGTH,
@@ -227,6 +248,12 @@ class SamplingFields(StrictModel):
         le=100,
         description="Weight of this request against others; default 1, 2 counts twice.",
     )
+
+    @property
+    def grammar(self) -> GrammarMessage | None:
+        """What the output must look like, whichever field says so; None: any text."""
+        given = {name: getattr(self, name) for name in formats.FORMAT_FIELDS}
+        return formats.the_one(given)
 
 
 class Message(StrictModel):
@@ -266,6 +293,7 @@ class ChatRequest(SamplingFields):
     @pydantic.model_validator(mode="after")
     def _agree(self) -> ChatRequest:
         _check_stream_options(self)
+        formats.the_one({name: getattr(self, name) for name in formats.FORMAT_FIELDS})
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "needs logprobs to be true")
         return self
@@ -296,6 +324,7 @@ class CompletionRequest(SamplingFields):
     @pydantic.model_validator(mode="after")
     def _agree(self) -> CompletionRequest:
         _check_stream_options(self)
+        formats.the_one({name: getattr(self, name) for name in formats.FORMAT_FIELDS})
         choices = len(self.prompt) * (self.n or 1)
         if choices > MAX_CHOICES:
             raise PydanticCustomError(

@@ -60,6 +60,7 @@ def build_submits(
                     scored=scored,
                     weight=1.0 if fields.priority is None else fields.priority,
                     tenant=fields.user or "",
+                    grammar=fields.grammar,
                 )
             )
     return submits

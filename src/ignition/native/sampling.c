@@ -1,5 +1,5 @@
-/* The order of operations is that of the design: report from raw logits, bias, repetition, counts,
- * temperature, top-k, softmax, top-p, min-p, draw. Sums of probabilities are in double. */
+/* The order of operations is that of the design: report from raw logits, mask, bias, repetition,
+ * counts, temperature, top-k, softmax, top-p, min-p, draw. Sums of probabilities are in double. */
 #include "sampling.h"
 
 #include "select.h"
@@ -56,16 +56,35 @@ static void penalise(const serving_state *state, int row, float *x) {
     }
 }
 
+/* Copies the logits of the allowed tokens; those of the others become minus infinity, which no later
+ * operation makes finite. */
+static void copy_allowed(const float *raw, const uint32_t *mask, float *x) {
+    for (int word = 0; word < MASK_WORDS; word++) {
+        int from = word * 32, left = VOCABULARY - from, count = left < 32 ? left : 32;
+        uint32_t bits = mask[word];
+        if (!bits) {
+            for (int i = 0; i < count; i++) x[from + i] = -INFINITY;
+            continue;
+        }
+        for (int i = 0; i < count; i++)
+            x[from + i] = bits >> i & 1 ? raw[from + i] : -INFINITY;
+    }
+}
+
 /* The logits that the draw works on: the raw ones, or an adjusted copy in the workspace. */
-static const float *adjusted_logits(const model *m, int row, const float *raw, int space) {
+static const float *adjusted_logits(const model *m, int row, const float *raw,
+                                    const uint32_t *mask, int space) {
     const serving_state *state = &m->state;
     float *work = m->scratch.work + (size_t)space * LOGITS_WIDTH;
     int biases = state->bias_count[row];
     int has_penalty = state->repetition_penalty[row] != 1.0f ||
                       state->frequency_penalty[row] != 0 || state->presence_penalty[row] != 0;
     float temperature = state->temperature[row];
-    if (!biases && !has_penalty && (temperature == 0 || temperature == 1.0f)) return raw;
-    memcpy(work, raw, VOCABULARY * sizeof *work);
+    if (!mask && !biases && !has_penalty && (temperature == 0 || temperature == 1.0f)) return raw;
+    if (mask)
+        copy_allowed(raw, mask, work);
+    else
+        memcpy(work, raw, VOCABULARY * sizeof *work);
     for (int i = 0; i < biases; i++)
         work[state->bias_ids[(size_t)row * MAX_BIAS + i]] +=
             state->bias_values[(size_t)row * MAX_BIAS + i];
@@ -129,7 +148,8 @@ static int draw_sorted(const serving_state *state, int row, const float *x, uint
     int kept = 0;
     while (kept < count) {
         double p = exp((double)x[key_token(keys[kept])] - (double)largest);
-        if (kept > 0 && ((top_p < 1 && running >= top_p * total) || p < min_p)) break;
+        /* A token that the mask forbids has no weight, and top-k may reach that far. */
+        if (kept > 0 && ((top_p < 1 && running >= top_p * total) || p < min_p || p == 0)) break;
         running += p;
         kept_mass += p;
         kept++;
@@ -142,9 +162,9 @@ static int draw_sorted(const serving_state *state, int row, const float *x, uint
     return key_token(keys[kept - 1]);
 }
 
-static int choose(const model *m, int row, const float *raw, int space) {
+static int choose(const model *m, int row, const float *raw, const uint32_t *mask, int space) {
     const serving_state *state = &m->state;
-    const float *x = adjusted_logits(m, row, raw, space);
+    const float *x = adjusted_logits(m, row, raw, mask, space);
     if (state->temperature[row] == 0) return first_equal(x, largest_logit(x));
     double u = draw(state->seed[row], state->output_count[row]);
     if (state->top_k[row] <= 0 && state->top_p[row] >= 1.0f && state->min_p[row] <= 0)
@@ -162,7 +182,9 @@ void sample_row(const model *m, int row, int logit_row, int space, int entry,
                 const lane_outputs *out) {
     const serving_state *state = &m->state;
     const float *raw = m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH;
-    int token = choose(m, row, raw, space);
+    int is_masked = out->is_masked && out->is_masked[entry];
+    const uint32_t *mask = is_masked ? out->masks + (size_t)entry * MASK_WORDS : NULL;
+    int token = choose(m, row, raw, mask, space);
     if (state->top_logprobs[row] >= 0)
         report_logprobs(raw, token, state->top_logprobs[row], out->logprobs + entry,
                         out->top_ids + (size_t)entry * MAX_TOP,

@@ -4,8 +4,8 @@
 
 #include "model.h"
 
-/* Where a program reports what its lanes produced: one entry per lane, in a round one per target
- * row of each lane. */
+/* Where a program reports what its lanes produced, and which tokens they may choose from: one entry
+ * per lane, in a round one per target row of each lane. */
 typedef struct {
     int32_t *tokens;
     uint8_t *produced;     /* 0: nothing was produced here */
@@ -14,6 +14,8 @@ typedef struct {
     float *logprobs;       /* of the token */
     int32_t *top_ids;    /* [entries][MAX_TOP] */
     float *top_logprobs; /* [entries][MAX_TOP] */
+    const uint8_t *is_masked; /* 0: every token may be chosen here; NULL: everywhere */
+    const uint32_t *masks;    /* [entries][MASK_WORDS], bit t % 32 of word t / 32: token t may be */
 } lane_outputs;
 
 /* Samples for request row `row` from logits row `logit_row` in sampling workspace `space`, updates

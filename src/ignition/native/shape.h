@@ -38,6 +38,8 @@ enum {
 
     SPAN = 64,  /* cached positions that attention handles at once, aligned to absolute positions */
 
+    MASK_WORDS = (VOCABULARY + 31) / 32, /* of a token mask */
+
     MAX_TOP = 20,   /* alternatives reported per token */
     MAX_STOPS = 16, /* stop tokens of a row */
     MAX_BIAS = 1024 /* logit bias entries of a row */

@@ -35,6 +35,11 @@ SAMPLING_FIELDS: Final = (
 """State arrays of one number per row that INITIALIZE installs, and their dtypes."""
 
 
+def mask_words(vocabulary_size: int) -> int:
+    """Return the 32-bit words of one token mask."""
+    return -(-vocabulary_size // 32)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class BufferSpec:
     """One static buffer of a program."""
@@ -187,8 +192,10 @@ def _mixed_outputs(graph: GraphDescriptor, vocabulary_size: int) -> tuple[Buffer
 
 
 def _sampled_outputs(rows: tuple[int, ...], vocabulary_size: int) -> tuple[BufferSpec, ...]:
-    """Return what sampling writes for each row of logits: B of them, or B lanes of W."""
+    """Return what sampling reads and writes for each row of logits: B of them, or B lanes of W."""
     return (
+        BufferSpec("is_masked", "input", rows, "uint8"),
+        BufferSpec("masks", "input", (*rows, mask_words(vocabulary_size)), "uint32"),
         BufferSpec("tokens", "output", rows, "int32"),
         BufferSpec("produced", "output", rows, "uint8"),
         BufferSpec("terminated", "output", rows, "uint8"),

@@ -28,6 +28,7 @@ from ignition.programs.buffers import (
     SAMPLING_FIELDS,
     is_mixed,
     is_round,
+    mask_words,
     prompt_capacity,
     reports_bursts,
 )
@@ -55,6 +56,8 @@ def check_frame(
     for lane in frame.lanes:
         if not 0 <= lane.row < pool.row_count:
             raise FrameError(f"{graph.name}: row {lane.row} of {pool.row_count}")
+        if lane.masks is not None:
+            _check_masks(graph, lane, lane.masks, model)
         if graph.kind is GraphKind.INITIALIZE:
             _check_initialize(graph, lane, model, pool)
         elif graph.kind in PREFILL_KINDS or (is_mixed(graph) and _is_prompt(lane)):
@@ -135,6 +138,23 @@ def _check_round(graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry) 
         )
 
 
+def _check_masks(
+    graph: GraphDescriptor,
+    lane: FrameLane,
+    masks: npt.NDArray[np.uint32],
+    model: ModelGeometry,
+) -> None:
+    is_burst = reports_bursts(graph) and not _is_prompt(lane)
+    expected = (lane.query_length if is_burst else 1, mask_words(model.vocabulary_size))
+    if masks.shape != expected or masks.dtype != np.uint32:
+        raise FrameError(
+            f"{graph.name}: row {lane.row} has masks of {masks.dtype} {masks.shape}, it must be "
+            f"uint32 {expected}"
+        )
+    if not masks.any(axis=1).all():
+        raise FrameError(f"{graph.name}: a mask of row {lane.row} allows no token at all")
+
+
 def check_pages(
     graph: GraphDescriptor, frame: Frame, page_table: npt.NDArray[np.int32], page_size: int
 ) -> None:
@@ -166,6 +186,8 @@ def load_frame(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
         _load_prompt(graph, frame.lanes[0], buffers)
     if is_mixed(graph):
         _load_mixed(graph, frame, buffers)
+    if "is_masked" in buffers:
+        _load_masks(graph, frame, buffers)
 
 
 def _load_initialize(
@@ -209,6 +231,22 @@ def _load_mixed(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
     else:
         buffers["query_lengths"][place] = 0
         _load_prompt(graph, frame.lanes[place], buffers)
+
+
+def _load_masks(graph: GraphDescriptor, frame: Frame, buffers: Buffers) -> None:
+    """Write each lane's masks into the entries of its own rows; the words of others are not read.
+
+    A stale mask beside an entry that is not masked changes nothing, so it is left there.
+    """
+    is_masked, table = buffers["is_masked"], buffers["masks"]
+    is_masked[...] = 0
+    for index, lane in enumerate(frame.lanes):
+        if lane.masks is None:
+            continue
+        rows = (index, slice(len(lane.masks)))
+        entries = rows if reports_bursts(graph) else slice(index, index + 1)
+        is_masked[entries] = 1
+        table[entries] = lane.masks
 
 
 def _load_prompt(graph: GraphDescriptor, lane: FrameLane, buffers: Buffers) -> None:

@@ -69,6 +69,8 @@ class LaneRecord(ctypes.Structure):
             "logprobs",
             "top_ids",
             "top_logprobs",
+            "is_masked",
+            "masks",
         )
     ]
 

@@ -33,8 +33,10 @@ OUTPUTS_PER_ROW: Final = (
     "top_ids",
     "top_logprobs",
     "last_logits",
+    "is_masked",
+    "masks",
 )
-"""Outputs with one entry per target row."""
+"""Buffers with one entry per target row."""
 _SCORE_ROWS: Final = 64
 """Rows whose logits exist at one time in scored prefill; bounds its workspace."""
 
@@ -219,7 +221,7 @@ def accept_proposals(
 
 
 def _place(buffers: Tensors, place: int) -> dict[str, Tensor]:
-    """Return views of one target row's outputs of every lane."""
+    """Return views of one target row's entries of every lane."""
     return {name: buffers[name][:, place] for name in OUTPUTS_PER_ROW}
 
 
@@ -371,7 +373,8 @@ def _commit_row(
 
     `buffers` have one entry per lane.
     """
-    tokens = context.sampler(logits, rows)
+    allowed = allow_only(logits, buffers["is_masked"], buffers["masks"])
+    tokens = context.sampler(allowed, rows)
     state = context.state.rows
     state["pending_token"].index_copy_(0, rows, tokens.to(torch.int32))
     counted = state["output_counts"][rows, tokens].clamp(max=_MOST_COUNTED - 1) + 1
@@ -388,6 +391,14 @@ def _commit_row(
     buffers["terminated"].copy_(is_stop)
     buffers["report_count"].copy_(state["top_logprobs"].index_select(0, rows))
     return tokens, is_stop
+
+
+def allow_only(logits: Tensor, is_masked: Tensor, masks: Tensor) -> Tensor:
+    """Return logits [B, V] with minus infinity for what the masks of masked rows forbid (3.7)."""
+    bit = torch.arange(32, dtype=torch.int32, device=logits.device)
+    is_allowed = ((masks[:, :, None] >> bit) & 1).flatten(1)[:, : logits.shape[1]]
+    is_free = is_masked[:, None] == 0
+    return logits.masked_fill((is_allowed == 0) & ~is_free, -torch.inf)
 
 
 def _report_into(buffers: Tensors, logits: Tensor) -> None:

@@ -32,7 +32,11 @@ STATE_FIELDS = (
     *(name for name, _ in SAMPLING_FIELDS),
 )
 
-_SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint64): np.int64}
+_SIGNED = {
+    np.dtype(np.uint16): np.int16,
+    np.dtype(np.uint32): np.int32,
+    np.dtype(np.uint64): np.int64,
+}
 """PyTorch computes little on these unsigned types; the same bits are read as signed ones."""
 
 
