@@ -237,7 +237,7 @@ def bombs() -> dict[str, Any]:
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
     wide = {f"p{i}": {"type": "string"} for i in range(5000)}
     forks: Any = {"type": "string"}
-    for level in range(8):
+    for level in range(6):
         forks = {
             "anyOf": [{"type": "object", "properties": {f"k{level}{i}": forks}} for i in range(4)]
         }
