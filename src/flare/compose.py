@@ -33,13 +33,21 @@ class ServingOptions:
     trace_path: Path | None = None
     speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
     """How decoders generate; the package must have programs of the mode."""
+    mixed_prefill: bool = False
+    """Run the mixed programs that the package has; without, they are left out."""
     drain_timeout_s: float = 30.0
 
 
 def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions) -> EngineSettings:
     """Return picklable settings of an engine over a package."""
     return EngineSettings(
-        open_model=functools.partial(open_model, directory, options.threads, options.speculation),
+        open_model=functools.partial(
+            open_model,
+            directory,
+            options.threads,
+            options.speculation,
+            mixed_prefill=options.mixed_prefill,
+        ),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
         open_grammars=functools.partial(open_package_grammars, directory),
         model=ModelIdentity(

@@ -18,16 +18,22 @@ _GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
 
 def open_model(
-    directory: Path, threads: int | None, speculation: SpeculationConfig
+    directory: Path,
+    threads: int | None,
+    speculation: SpeculationConfig,
+    *,
+    mixed_prefill: bool = False,
 ) -> PreparedModel:
     """Open a package and measure its short programs as they run here and now.
 
-    Programs that the decode mode never runs are left out. Raises PackageError.
+    Programs that the decode mode never runs are left out, and mixed ones unless asked for. Raises
+    PackageError.
     """
     graphs = tuple(
         graph.name
         for graph in catalog_of(read_manifest(directory).graphs).graphs
-        if graph.kind not in _GENERATING or Catalog.generates(graph, speculation)
+        if (graph.kind not in _GENERATING or Catalog.generates(graph, speculation))
+        and (mixed_prefill or graph.kind is not GraphKind.MIXED)
     )
     package = open_package(directory, limits=LoadLimits(graphs=graphs), threads=threads)
     return dataclasses.replace(package, cost_seeds_ns=calibrated_seeds(package))

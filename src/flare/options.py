@@ -118,6 +118,15 @@ ThreadsOption = Annotated[
         min=1, rich_help_panel=_PREPARING, help="Compute threads (default: one per usable core)."
     ),
 ]
+MixedPrefillOption = Annotated[
+    bool,
+    typer.Option(
+        "--mixed-prefill/--no-mixed-prefill",
+        rich_help_panel=_PREPARING,
+        help="Prepare (and run) programs that consume a prompt's chunk and generate for running "
+        "requests in one step.",
+    ),
+]
 ContextOption = Annotated[
     int | None,
     typer.Option(

@@ -31,6 +31,7 @@ class PackageRequest:
     draft_tokens: int = 0
     """Zero prepares no programs for proposals."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
+    mixed_prefill: bool = False
 
     def plan(self, geometry: ModelGeometry) -> CapacityPlan:
         """Return the capacity plan for a model. Raises CapacityError naming the option."""
@@ -44,6 +45,7 @@ class PackageRequest:
             request_buckets=self.request_buckets,
             draft_tokens=self.draft_tokens,
             speculative_token_capacity=self.speculative_token_capacity,
+            mixed_prefill=self.mixed_prefill,
         )
         return plan_capacity(geometry, options, machine_memory_bytes=machine_memory_bytes())
 
@@ -61,6 +63,7 @@ def package_request(
     speculation: Speculation,
     draft_tokens: int | None,
     speculative_token_capacity: int | None,
+    mixed_prefill: bool,
 ) -> PackageRequest:
     """Check the options of a command line. Raises FlareError and NoCompilerError.
 
@@ -91,6 +94,7 @@ def package_request(
             if speculative_token_capacity is None
             else speculative_token_capacity
         ),
+        mixed_prefill=mixed_prefill,
     )
 
 

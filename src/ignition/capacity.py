@@ -19,7 +19,8 @@ from ignition.capacity_costs import (
     workspace_bytes,
 )
 from ignition.geometry import ModelGeometry, PoolGeometry
-from ignition.programs.buffers import BufferSpec, buffer_specs, is_round
+from ignition.mixed_shapes import mixed_batches, mixed_graphs, mixed_prompts
+from ignition.programs.buffers import BufferSpec, buffer_specs, is_mixed, is_round
 from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, round_graphs
 
 MAX_CONCURRENCY: Final = 64
@@ -47,10 +48,14 @@ _PURPOSES: Final = {
     GraphKind.SCORED_PREFILL: "prefill of up to {w} tokens that also scores each prompt token",
     GraphKind.DECODE: "one output token for each of up to {b} running requests",
     GraphKind.SPECULATIVE: "checks up to {d} copied tokens of each of up to {b} running requests",
+    GraphKind.MIXED: "up to {c} prompt tokens of one of {b} requests, a token of each other one",
     GraphKind.TERMINAL: "retires up to {b} finished requests: final counters, rows cleared",
 }
 _PURPOSE_OF_WIDTH_ONE: Final = (
     "one output token for each of up to {b} running requests, beside programs with proposals"
+)
+_PURPOSE_OF_MIXED_ROUND: Final = (
+    "up to {c} prompt tokens of one of {b} requests, up to {d} copied tokens checked of the others"
 )
 
 
@@ -86,6 +91,8 @@ class CapacityOptions:
     """Most copied proposals of a request in one round; zero prepares no rounds."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     """Most target rows, pending tokens included, of a round of all its requests."""
+    mixed_prefill: bool = False
+    """Prepare programs that consume a prompt chunk beside rows that generate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +271,8 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
             GraphDescriptor(kind=kind, batch_capacity=1, token_capacity=capacity)
             for capacity in capacities
         ]
+    if options.mixed_prefill:
+        graphs += _mixed_graphs(options, buckets, prefill)
     if options.draft_tokens:
         _check_rounds(options, context)
         graphs += round_graphs(
@@ -272,6 +281,32 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
             token_capacity=options.speculative_token_capacity,
         )
     return Catalog.of(graphs).graphs
+
+
+def _mixed_graphs(
+    options: CapacityOptions, buckets: tuple[int, ...], prefill: tuple[int, ...]
+) -> tuple[GraphDescriptor, ...]:
+    """Return the mixed programs. Raises CapacityError where there can be none."""
+    if options.backend == "cuda":
+        raise CapacityError(
+            "--mixed-prefill", "cuda programs do not mix yet; native and eager ones do"
+        )
+    batches, prompts = mixed_batches(buckets), mixed_prompts(prefill)
+    if not batches:
+        raise CapacityError(
+            "--mixed-prefill", f"needs a request bucket of 2, 4, 8, ..., there are only {buckets}"
+        )
+    if not prompts:
+        raise CapacityError(
+            "--mixed-prefill", f"needs a prefill capacity in multiples of 64, not only {prefill}"
+        )
+    graphs = mixed_graphs(
+        batches,
+        prompts,
+        draft_tokens=options.draft_tokens,
+        token_capacity=options.speculative_token_capacity,
+    )
+    return tuple(graphs)
 
 
 def _check_rounds(options: CapacityOptions, context: int) -> None:
@@ -440,7 +475,14 @@ def _purpose(graph: GraphDescriptor) -> str:
     text = _PURPOSES[graph.kind]
     if graph.kind is GraphKind.SPECULATIVE and not is_round(graph):
         text = _PURPOSE_OF_WIDTH_ONE
-    return text.format(b=graph.batch_capacity, w=graph.token_capacity, d=graph.proposal_depth)
+    if is_mixed(graph) and graph.proposal_depth:
+        text = _PURPOSE_OF_MIXED_ROUND
+    return text.format(
+        b=graph.batch_capacity,
+        c=graph.prefill_capacity,
+        d=graph.proposal_depth,
+        w=graph.token_capacity,
+    )
 
 
 def _specs(

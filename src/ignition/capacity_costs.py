@@ -11,6 +11,7 @@ from typing import Final
 from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from helios.scheduler import GraphDescriptor, GraphKind
 from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.programs.buffers import fed_tokens, is_mixed
 
 PREPARE_REPLAYS: Final = 4
 """Replays of each program while preparing: one to warm up and three to measure."""
@@ -60,7 +61,7 @@ def workspace_bytes(
     geometry: ModelGeometry, pool: PoolGeometry, graphs: tuple[GraphDescriptor, ...], backend: str
 ) -> int:
     """Return an upper estimate of the intermediate results of the largest program."""
-    tokens = max(graph.batch_capacity * graph.token_capacity for graph in graphs)
+    tokens = max(fed_tokens(graph) for graph in graphs)
     width = 8 * geometry.hidden_size + 4 * geometry.ffn_size
     width += 2 * geometry.query_heads * geometry.head_size
     activations = 4 * tokens * width
@@ -96,13 +97,14 @@ def prepare_seconds(
     """Return an estimate of the seconds that one program adds to preparing."""
     if graph.kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
         return PREPARE_REPLAYS * 0.001 + _CAPTURE_S[backend]
-    tokens = graph.batch_capacity * graph.token_capacity
-    is_prompt = graph.kind is GraphKind.PREFILL
-    head_rows = graph.batch_capacity if is_prompt else tokens
+    tokens = fed_tokens(graph)
+    head_rows = graph.batch_capacity if graph.kind is GraphKind.PREFILL else tokens
+    if is_mixed(graph):
+        head_rows = graph.rows
     replay = _replay_seconds(geometry, tokens, head_rows, precision)
     filling = 0.0
-    if graph.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE):
-        filling = graph.batch_capacity * _replay_seconds(
+    if graph.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED):
+        filling = (graph.batch_capacity - is_mixed(graph)) * _replay_seconds(
             geometry, WARM_CONTEXT_TOKENS, 1, precision
         )
     return PREPARE_REPLAYS * replay + filling + _CAPTURE_S[backend]

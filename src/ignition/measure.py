@@ -16,9 +16,9 @@ import numpy as np
 from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
 from helios.scheduler import Fence, GraphDescriptor, GraphKind, RequestHandle
 from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
-from ignition.programs.buffers import is_round
+from ignition.programs.buffers import is_mixed, is_round, prompt_capacity
 
-_GENERATING = (GraphKind.DECODE, GraphKind.SPECULATIVE)
+_GENERATING = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
 SHORT_PROMPT_TOKENS = 64
 """Longest prompt capacity that is worth measuring again at every start."""
@@ -41,14 +41,15 @@ def calibrated_seeds(model: PreparedModel) -> dict[str, int]:
     """Run the short programs twice and return cost seeds for this process.
 
     The first run touches a program's buffers for the first time, so it warms up; the shorter one
-    is the seed. Long prefills and rounds with proposals keep the package's seeds, scaled by how the
-    short ones changed since, because the machine that prepared may have been busier than this one
-    is; running them all would make every start seconds longer.
+    is the seed. Long prefills, rounds with proposals and mixed programs keep the package's seeds,
+    scaled by how the short ones changed since, because the machine that prepared may have been
+    busier than this one is; running them all would make every start seconds longer.
     """
     packaged = model.cost_seeds_ns
     seeds, ratios = {}, []
     for graph in model.catalog.graphs:
-        if graph.token_capacity > SHORT_PROMPT_TOKENS or is_round(graph):
+        is_short = graph.token_capacity <= SHORT_PROMPT_TOKENS
+        if not is_short or is_round(graph) or is_mixed(graph):
             continue
         seeds[graph.name] = _Measurement(model, graph).shortest_ns(2)
         if graph.kind is GraphKind.PREFILL and graph.name in packaged:
@@ -82,7 +83,7 @@ class _Measurement:
         if kind is not GraphKind.INITIALIZE:
             self._run_all(GraphKind.INITIALIZE)
         if kind in _GENERATING:
-            for row in range(self._lanes):
+            for row in range(is_mixed(self._graph), self._lanes):
                 self._fill(row)
         # A prefill starts at the same position every time; a decode step goes on from the last
         # one, and the other two kinds may be repeated on the same rows.
@@ -94,6 +95,9 @@ class _Measurement:
     def _frame_lanes(self, kind: GraphKind) -> list[FrameLane]:
         if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
             return [self._prompt_lane(0, self._graph.token_capacity, self._deep_position())]
+        if is_mixed(self._graph):
+            prompt = self._prompt_lane(0, self._graph.prefill_capacity, self._deep_position())
+            return [prompt, *(self._round_lane(row) for row in range(1, self._lanes))]
         if is_round(self._graph):
             return [self._round_lane(row) for row in range(self._lanes)]
         return [self._lane(row) for row in range(self._lanes)]
@@ -116,7 +120,7 @@ class _Measurement:
         prompt, be tried there, and stall every running stream for its true duration.
         """
         room = self._room()
-        return max(0, min(room // 4, room - self._graph.token_capacity))
+        return max(0, min(room // 4, room - prompt_capacity(self._graph)))
 
     def _run_all(self, kind: GraphKind) -> None:
         """Run a bookkeeping program over all measured rows, in as many frames as it takes."""

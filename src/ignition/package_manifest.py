@@ -36,9 +36,10 @@ _SOURCES: Final = {source.name.lower(): source for source in ProposalSource}
 _ALLOCATIONS: Final = {allocation.name.lower(): allocation for allocation in RowAllocation}
 _EXECUTED: Final = (
     *(GraphKind.INITIALIZE, GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.DECODE),
-    *(GraphKind.TERMINAL, GraphKind.SPECULATIVE),
+    *(GraphKind.TERMINAL, GraphKind.SPECULATIVE, GraphKind.MIXED),
 )
 """Kinds that there are prepared programs of."""
+_ROUNDS: Final = (GraphKind.SPECULATIVE, GraphKind.MIXED)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -78,9 +79,10 @@ def _check_capacities(geometry: ModelGeometry, pool: PoolGeometry, catalog: Cata
     if pool.page_count > pool.row_count * pool.pages_per_row:
         raise PackageError("pool.page_count", "more pages than all rows together can use")
     for graph in catalog.graphs:
-        if graph.token_capacity > pool.context_length_tokens:
-            raise PackageError(f"graphs.{graph.name}", "its token_capacity is past the context")
-        if graph.kind is GraphKind.SPECULATIVE and graph.rows > MAX_ROUND_TOKENS:
+        for field in ("token_capacity", "prefill_capacity"):
+            if getattr(graph, field) > pool.context_length_tokens:
+                raise PackageError(f"graphs.{graph.name}", f"its {field} is past the context")
+        if graph.kind in _ROUNDS and graph.rows > MAX_ROUND_TOKENS:
             raise PackageError(f"graphs.{graph.name}", f"more than {MAX_ROUND_TOKENS} target rows")
         if graph.kind not in _EXECUTED or graph.source is ProposalSource.LEARNED:
             raise PackageError(f"graphs.{graph.name}", "this version executes no such program")
@@ -194,6 +196,7 @@ def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
             source=_SOURCES[entry.source],
             allocation=_ALLOCATIONS[entry.allocation],
             speculation_enabled=entry.speculation_enabled,
+            prefill_capacity=entry.prefill_capacity,
         )
     except InvalidCatalogError as error:
         raise PackageError(f"graphs.{entry.name}", str(error)) from error

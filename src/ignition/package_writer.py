@@ -183,6 +183,7 @@ def _graph_entry(program: PlannedProgram) -> GraphEntry:
         source=program.graph.source.name.lower(),
         allocation=program.graph.allocation.name.lower(),
         speculation_enabled=program.graph.speculation_enabled,
+        prefill_capacity=program.graph.prefill_capacity,
     )
 
 

@@ -68,6 +68,16 @@ def test_a_package_without_rounds_is_not_served_with_proposals(
     assert "--speculation: the package has no programs" in capsys.readouterr().err
 
 
+def test_a_package_without_mixed_programs_is_not_served_with_them(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--backend", "eager", *SMALL, "--output", str(tmp_path / "plain")]
+    assert run_command(["prepare", str(tiny), *options]) == 0
+    capsys.readouterr()
+    assert run_command(["run", str(tmp_path / "plain"), "--port", "0", "--mixed-prefill"]) == 2
+    assert "--mixed-prefill: the package has no mixed programs" in capsys.readouterr().err
+
+
 def test_plan_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", str(tiny), "--backend", "eager", "--json", *SMALL]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -87,6 +97,8 @@ def test_plan_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--precision", "int8"], "int8 needs native"),
         (["--concurrency", "65"], "concurrency"),
         (["--backend", "abacus"], "abacus"),
+        (["--mixed-prefill", "--prefill-capacities", "16"], "--mixed-prefill: needs a prefill"),
+        (["--mixed-prefill", "--concurrency", "1"], "--mixed-prefill: needs a request bucket"),
         (["--draft-tokens", "3"], "--draft-tokens needs --speculation copy"),
         (["--speculative-token-capacity", "8"], "--speculative-token-capacity needs"),
         (["--speculation", "copy", "--draft-tokens", "512"], "--draft-tokens: must be 1 to 511"),

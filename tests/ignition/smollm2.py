@@ -57,8 +57,12 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def catalog(rounds: Sequence[tuple[int, int]] = ()) -> Catalog:
-    return catalog_of(prefill=(16, 32, 64, 112), scored=(64, 112), buckets=BUCKETS, rounds=rounds)
+def catalog(
+    rounds: Sequence[tuple[int, int]] = (), mixed: Sequence[tuple[int, int, int]] = ()
+) -> Catalog:
+    return catalog_of(
+        prefill=(16, 32, 64, 112), scored=(64, 112), buckets=BUCKETS, rounds=rounds, mixed=mixed
+    )
 
 
 def eager_driver(checkpoint: Checkpoint) -> Driver:
@@ -73,13 +77,16 @@ def eager_driver(checkpoint: Checkpoint) -> Driver:
 
 
 def native_driver(
-    checkpoint: Checkpoint, precision: Any, rounds: Sequence[tuple[int, int]] = ()
+    checkpoint: Checkpoint,
+    precision: Any,
+    rounds: Sequence[tuple[int, int]] = (),
+    mixed: Sequence[tuple[int, int, int]] = (),
 ) -> Driver:
     dtype = np.float32 if precision == "fp32" else np.float16
     model = NativeModel(
         geometry=checkpoint.geometry,
         pool=POOL,
-        catalog=catalog(rounds),
+        catalog=catalog(rounds, mixed),
         arrays=pack(checkpoint, precision),
         library=library_for(checkpoint.geometry, precision, pool=POOL),
         state=ServingState.allocate(checkpoint.geometry, POOL, dtype),

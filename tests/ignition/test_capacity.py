@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helios.scheduler import GraphKind
 from ignition.capacity import CapacityError, CapacityOptions, CapacityPlan, plan_capacity
 from ignition.geometry import ModelGeometry
+from scheduling_sim.costs.planner import mixed_shapes
 
 GIB = 1 << 30
 SMOL = ModelGeometry(
@@ -249,3 +250,53 @@ def test_native_rounds_cost_a_row_of_logits_for_each_target_row_and_little_else(
     logits = plan(draft_tokens=7, **eager).memory.program_bytes - plan(**eager).memory.program_bytes
     # Beside the logits of a target row stands its mask, one bit a token.
     assert logits == pytest.approx(rows * (49152 * 4 + 49152 // 8), rel=0.01)
+
+
+def mixed_of(planned: CapacityPlan, *, speculates: bool = False) -> list[tuple[int, int, int]]:
+    return [
+        (p.graph.batch_capacity, p.graph.prefill_capacity, p.graph.token_capacity)
+        for p in planned.programs
+        if p.graph.kind is GraphKind.MIXED and p.graph.speculation_enabled == speculates
+    ]
+
+
+@pytest.mark.parametrize("concurrency", [2, 3, 16, 64])
+@pytest.mark.parametrize("prefill", [(64,), (16, 64, 128), (64, 128, 256, 512, 4096)])
+@pytest.mark.parametrize("drafts", [0, 3, 7, 15])
+def test_mixed_programs_are_those_of_the_source_document(
+    concurrency: int, prefill: tuple[int, ...], drafts: int
+) -> None:
+    """The simulator's planner has the same rule; a lane completes with at most eight tokens."""
+    options = {"concurrency": concurrency, "prefill_capacities": prefill, "draft_tokens": drafts}
+    planned = plan(mixed_prefill=True, **options)
+    buckets = tuple(1 << power for power in range((concurrency - 1).bit_length() + 1))
+    prompts = tuple(c for c in prefill if c % 64 == 0)
+    widths = {0: (), 3: (2, 4), 7: (2, 4, 8), 15: (2, 4, 8)}[drafts]
+    assert sorted(mixed_of(planned)) == sorted(mixed_shapes(buckets, prompts, (), 32))
+    found = mixed_of(planned, speculates=True)
+    expected = mixed_shapes(buckets, prompts, widths, 32) if drafts else []
+    assert sorted(found) == sorted(expected)
+    assert not mixed_of(plan(**options))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"concurrency": 1}, r"needs a request bucket of 2, 4, 8, ..., there are only \(1,\)"),
+        ({"request_buckets": (1, 24)}, "needs a request bucket"),
+        ({"prefill_capacities": (16, 96)}, "needs a prefill capacity in multiples of 64"),
+        ({"context_length_tokens": 40}, "needs a prefill capacity"),
+        ({"backend": "cuda", "precision": "fp32"}, "cuda programs do not mix"),
+    ],
+)
+def test_impossible_mixed_programs_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(CapacityError, match=message) as caught:
+        plan(mixed_prefill=True, **fields)
+    assert caught.value.option == "--mixed-prefill"
+
+
+def test_native_mixed_programs_cost_next_to_no_memory() -> None:
+    """They share the workspace, which a scored prefill of 256 tokens has set."""
+    for drafts in (0, 7):
+        plain, mixed = plan(draft_tokens=drafts), plan(draft_tokens=drafts, mixed_prefill=True)
+        assert 0 < mixed.memory.total_bytes - plain.memory.total_bytes < 100_000

@@ -22,7 +22,7 @@ from ignition.package_errors import PackageError
 from ignition.package_manifest import geometry_of, read_manifest, sha256_of
 from ignition.package_writer import package_directory, write_package
 from ignition.weight_shapes import dense_shapes
-from tests.ignition.driver import Driver
+from tests.ignition.driver import Driver, lane
 from tests.ignition.tiny import build
 
 OPTIONS = CapacityOptions(
@@ -106,6 +106,64 @@ def test_rounds_come_back_as_they_were_planned(copying: Path) -> None:
     first = driver.prefill(0, list(range(20)), [("prefill-c64", 20)]).tokens[0]
     outputs = driver.round({0: [first, 3]}, "speculative-b2-d3-w4-copy")
     assert 1 <= len(outputs[0].tokens) <= 3
+
+
+@pytest.fixture
+def mixing(tmp_path: Path, checkpoint: Checkpoint) -> Path:
+    """A package with mixed programs of both modes."""
+    options = dataclasses.replace(OPTIONS, draft_tokens=3, mixed_prefill=True)
+    write(tmp_path / "mixing", checkpoint, options)
+    return tmp_path / "mixing"
+
+
+def test_mixed_programs_come_back_as_they_were_planned(mixing: Path) -> None:
+    opened = open_package(mixing)
+    mixed = [g for g in opened.catalog.graphs if g.kind is GraphKind.MIXED]
+    assert [g.name for g in mixed] == [
+        *("mixed-b2-w1-c64", "mixed-b2-d0-w1-c64"),
+        *("mixed-b2-d1-w2-c64-copy", "mixed-b2-d3-w4-c64-copy"),
+    ]
+    driver = Driver(opened)
+    driver.initialize([0, 1], [range(8), range(8, 16)])
+    first = driver.prefill(0, list(range(20)), [("prefill-c64", 20)]).tokens[0]
+    prompt = lane(1, prompt_token_ids=np.arange(30, dtype=np.int32), is_final_chunk=True)
+    stream = lane(0, query_length=2, copied_token_ids=(first,))
+    outputs = driver.run("mixed-b2-d3-w4-c64-copy", prompt, stream)
+    assert len(outputs[0].tokens) == 1
+    assert 1 <= len(outputs[1].tokens) <= 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"),
+    [
+        ("prefill_capacity", 0, ""),
+        ("prefill_capacity", 96, ""),
+        ("prefill_capacity", 128, "name"),
+        ("prefill_capacity", 1 << 20, "name"),
+        ("batch_capacity", 3, ""),
+        ("token_capacity", 2, ""),
+        ("speculation_enabled", True, "name"),
+    ],
+)
+def test_an_impossible_mixed_program_is_refused_by_field(
+    mixing: Path, field: str, value: object, refused: str
+) -> None:
+    document = json.loads((mixing / "manifest.json").read_text())
+    index = [graph["name"] for graph in document["graphs"]].index("mixed-b2-w1-c64")
+    edit(mixing, put("graphs", index, field, value=value))
+    with pytest.raises(PackageError) as caught:
+        open_package(mixing)
+    assert caught.value.field.startswith("graphs")
+    assert caught.value.field.endswith(refused)
+
+
+def test_a_mixed_prompt_past_the_context_is_refused(mixing: Path) -> None:
+    document = json.loads((mixing / "manifest.json").read_text())
+    index = [graph["name"] for graph in document["graphs"]].index("mixed-b2-w1-c64")
+    edit(mixing, put("graphs", index, "prefill_capacity", value=1 << 20))
+    edit(mixing, put("graphs", index, "name", value=f"mixed-b2-w1-c{1 << 20}"))
+    with pytest.raises(PackageError, match="its prefill_capacity is past the context"):
+        open_package(mixing)
 
 
 def test_a_start_may_leave_the_decode_programs_out(copying: Path) -> None:

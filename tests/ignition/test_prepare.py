@@ -49,7 +49,13 @@ class Stages:
 
 
 def prepared(
-    checkpoint: Checkpoint, destination: Path, backend: str, precision: str, drafts: int = 0
+    checkpoint: Checkpoint,
+    destination: Path,
+    backend: str,
+    precision: str,
+    drafts: int = 0,
+    *,
+    mixed: bool = False,
 ) -> tuple[OpenedPackage, Stages]:
     options = CapacityOptions(
         backend=backend,
@@ -58,6 +64,7 @@ def prepared(
         prefill_capacities=(16, 64),
         scored_capacities=(32,),
         draft_tokens=drafts,
+        mixed_prefill=mixed,
     )
     plan = plan_capacity(checkpoint.geometry, options, machine_memory_bytes=16 << 30)
     stages = Stages()
@@ -67,18 +74,19 @@ def prepared(
 
 
 @pytest.mark.parametrize(
-    ("backend", "precision", "drafts"),
+    ("backend", "precision", "drafts", "mixed"),
     [
-        ("eager", "fp32", 0),
-        ("eager", "fp32", 3),
-        pytest.param("native", "fp32", 0, marks=pytest.mark.slow),
-        pytest.param("native", "int8", 7, marks=pytest.mark.slow),
+        ("eager", "fp32", 0, False),
+        ("eager", "fp32", 3, True),
+        pytest.param("native", "fp32", 0, True, marks=pytest.mark.slow),
+        pytest.param("native", "int8", 7, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_prepared_package_serves_and_knows_its_costs(
-    tmp_path: Path, checkpoint: Checkpoint, backend: str, precision: str, drafts: int
+    tmp_path: Path, checkpoint: Checkpoint, backend: str, precision: str, drafts: int, mixed: bool
 ) -> None:
-    package, stages = prepared(checkpoint, tmp_path / "tiny", backend, precision, drafts)
+    directory = tmp_path / "tiny"
+    package, stages = prepared(checkpoint, directory, backend, precision, drafts, mixed=mixed)
     names = {graph.name for graph in package.catalog.graphs}
     assert set(package.cost_seeds_ns) == names
     assert all(cost > 0 for cost in package.cost_seeds_ns.values())

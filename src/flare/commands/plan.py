@@ -19,6 +19,7 @@ from flare.options import (
     ContextOption,
     DraftTokensOption,
     MemoryOption,
+    MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
     Speculation,
@@ -43,6 +44,7 @@ def plan(
     context: ContextOption = None,
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
+    mixed_prefill: MixedPrefillOption = False,
     speculation: SpeculationOption = Speculation.OFF,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
@@ -67,6 +69,7 @@ def plan(
         speculation=speculation,
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
+        mixed_prefill=mixed_prefill,
     )
     _, found = find_model(model)
     planned = request.plan(found.geometry)

@@ -19,6 +19,7 @@ from flare.options import (
     ContextOption,
     DraftTokensOption,
     MemoryOption,
+    MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
     Speculation,
@@ -42,6 +43,7 @@ def prepare(
     context: ContextOption = None,
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
+    mixed_prefill: MixedPrefillOption = False,
     speculation: SpeculationOption = Speculation.OFF,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
@@ -69,6 +71,7 @@ def prepare(
         speculation=speculation,
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
+        mixed_prefill=mixed_prefill,
     )
     source, found = find_model(model)
     planned = request.plan(found.geometry)

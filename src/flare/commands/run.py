@@ -26,6 +26,7 @@ from flare.options import (
     ContextOption,
     DraftTokensOption,
     MemoryOption,
+    MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
     Preset,
@@ -114,6 +115,7 @@ def run(
     context: ContextOption = None,
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
+    mixed_prefill: MixedPrefillOption = False,
     speculation: SpeculationOption = Speculation.OFF,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
@@ -171,6 +173,7 @@ def run(
         speculation=speculation,
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
+        mixed_prefill=mixed_prefill,
     )
     options = ServingOptions(
         server=_server_config(api_key, served_model_name, allow_origin, max_body),
@@ -179,6 +182,7 @@ def run(
         threads=threads,
         trace_path=None if trace is None else _writable(trace),
         speculation=_decode_mode(speculation),
+        mixed_prefill=mixed_prefill,
         drain_timeout_s=drain_timeout_s,
     )
     _log_to_terminal(log_requests)
@@ -228,13 +232,19 @@ def _decode_mode(speculation: Speculation) -> SpeculationConfig:
     return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
 
 
-def _check_rounds(manifest: Manifest, request: PackageRequest) -> None:
+def _check_programs(manifest: Manifest, request: PackageRequest) -> None:
     """Raise FlareError for a package that was prepared without what the request needs."""
     sources = [graph.source for graph in manifest.graphs]
     if request.draft_tokens and Speculation.COPY.value not in sources:
         raise FlareError(
             "--speculation: the package has no programs for copied proposals; prepare it again "
             "with `flare prepare --speculation copy`"
+        )
+    kinds = [(graph.kind, graph.speculation_enabled) for graph in manifest.graphs]
+    if request.mixed_prefill and ("mixed", request.draft_tokens > 0) not in kinds:
+        raise FlareError(
+            "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
+            "with `flare prepare --mixed-prefill` and the same --speculation"
         )
 
 
@@ -248,7 +258,7 @@ def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     """Return the package to serve, preparing it when it is missing."""
     if is_package(Path(text)):
         manifest = read_manifest(Path(text))
-        _check_rounds(manifest, request)
+        _check_programs(manifest, request)
         return Path(text), manifest
     source, summary = find_model(text)
     plan = request.plan(summary.geometry)

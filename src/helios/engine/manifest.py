@@ -42,6 +42,8 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Who allocates target rows: none, host or device."""
     speculation_enabled: bool = False
     """A program of the speculative modes."""
+    prefill_capacity: int = 0
+    """Prompt tokens of a mixed program."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):

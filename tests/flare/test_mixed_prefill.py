@@ -1,0 +1,117 @@
+"""`flare run --mixed-prefill` on a real server: the answers of one without, prompts beside streams.
+
+The tiny model's tokens are bytes, so a prompt of a few hundred letters takes several chunks.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flare.flare_process import running
+from tests.flare.test_run import HAS_COMPILER
+from tests.flare.test_speculation import Server
+from tests.flare.tiny_directory import write_tiny_directory
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler"),
+]
+MODES = ("ordinary", "copy")
+
+
+class Mixing:
+    """A server with mixed programs and the trace that it writes."""
+
+    def __init__(self, url: str, trace: Path) -> None:
+        self.server = Server(url)
+        self.trace = trace
+
+    def mixed_plans(self) -> list[dict[str, Any]]:
+        """Return the mixed frames that the trace has so far."""
+        lines = self.trace.read_text().splitlines()
+        plans = [json.loads(line) for line in lines if '"mixed-b' in line]
+        return [plan for plan in plans if any(lane.get("role") for lane in plan.get("lanes", ()))]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Mixing]]:
+    """A server with neither, and one with mixed programs, of the same model."""
+    base = tmp_path_factory.mktemp("mixed")
+    model = str(write_tiny_directory(base / "tiny"))
+    options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
+    mixed = [model, *options, "--mixed-prefill", "--trace", str(base / "trace.jsonl")]
+    mixed += ["--speculation", "copy"] if request.param == "copy" else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLARE_CACHE", str(base / "cache"))
+        with (
+            running([model, *options], base / "plain.log") as (plain, _),
+            running(mixed, base / "mixed.log") as (url, _),
+        ):
+            pair = Server(plain), Mixing(url, base / "trace.jsonl")
+            yield pair
+            pair[0].client.close()
+            pair[1].server.client.close()
+
+
+def body_of(number: int, **more: Any) -> dict[str, Any]:
+    """Prompts of one to five chunks, every third one repeating itself."""
+    chance = random.Random(number)
+    letters = "".join(chance.choices("abcdefgh ", k=20 + 37 * (number % 8)))
+    prompt = letters if number % 3 else letters[:15] * (1 + number % 8)
+    body = {"prompt": prompt, "max_tokens": 12 + number % 30, "temperature": 0}
+    return {**body, "extra_body": {"ignore_eos": bool(number % 4)}, **more}
+
+
+def test_greedy_answers_are_those_of_separate_steps(servers) -> None:
+    plain, mixing = servers
+    bodies = [body_of(number) for number in range(80)]
+    assert mixing.server.ask_all(bodies, 4) == plain.ask_all(bodies, 4)
+    plans = mixing.mixed_plans()
+    both = [p for p in plans if {lane["role"] for lane in p["lanes"]} == {"prompt", "generate"}]
+    assert both, "no prompt was consumed beside a stream"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "top_p": 0.7},
+        {"temperature": 0.6, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+    ],
+)
+def test_sampled_answers_of_a_seed_are_those_of_separate_steps(servers, sampling) -> None:
+    plain, mixing = servers
+    bodies = [body_of(number, seed=number, **sampling) for number in range(24)]
+    assert mixing.server.ask_all(bodies, 4) == plain.ask_all(bodies, 4)
+
+
+def test_log_probabilities_are_those_of_separate_steps(servers) -> None:
+    plain, mixing = servers
+    bodies = [body_of(number, logprobs=3, max_tokens=20) for number in range(7, 60, 4)]
+    answers = [
+        [server.client.completions.create(model="tiny", **body).choices[0] for body in bodies]
+        for server in (plain, mixing.server)
+    ]
+    assert [a.logprobs for a in answers[0]] == [a.logprobs for a in answers[1]]
+
+
+def test_clients_that_hang_up_leave_the_others_their_answers(servers) -> None:
+    """Long prompts come and are cancelled in their first chunks while others stream."""
+    plain, mixing = servers
+    bodies = [body_of(number, max_tokens=60) for number in range(24)]
+    expected = plain.ask_all(bodies, 4)
+    server = mixing.server
+    for number in range(0, 24, 3):
+        cancelled = body_of(8 * number + 7, prompt="abcdefg " * 45, max_tokens=90)
+        stream = server.client.completions.create(model="tiny", stream=True, **cancelled)
+        answers = server.ask_all(bodies[number : number + 3], 3)
+        stream.close()
+        assert answers == expected[number : number + 3]
+    assert server.ask(bodies[0]) == expected[0]
