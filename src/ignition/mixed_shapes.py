@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource, RowAllocation
-from helios.scheduler.catalog import COMPLETION_TOKENS, PROMPT_ALIGNMENT_TOKENS
+from helios.scheduler import (
+    COMPLETION_TOKENS,
+    PROMPT_ALIGNMENT_TOKENS,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    RowAllocation,
+)
 from ignition.round_shapes import round_widths
 
 

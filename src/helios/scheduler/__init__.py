@@ -5,6 +5,8 @@ It has no clock, no I/O and no randomness; time enters through `advance_to` and 
 
 from helios.scheduler.calibration import CalibrationEntry
 from helios.scheduler.catalog import (
+    COMPLETION_TOKENS,
+    PROMPT_ALIGNMENT_TOKENS,
     Catalog,
     GraphDescriptor,
     GraphKind,
@@ -57,6 +59,8 @@ if not __debug__:
     raise RuntimeError("helios.scheduler does not run under python -O")
 
 __all__ = [
+    "COMPLETION_TOKENS",
+    "PROMPT_ALIGNMENT_TOKENS",
     "CalibrationEntry",
     "CalibrationReport",
     "CandidateScore",
