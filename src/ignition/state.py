@@ -63,12 +63,20 @@ class ServingState:
 
     @classmethod
     def allocate(
-        cls, model: ModelGeometry, pool: PoolGeometry, kv_dtype: npt.DTypeLike
+        cls,
+        model: ModelGeometry,
+        pool: PoolGeometry,
+        kv_dtype: npt.DTypeLike,
+        *,
+        draft_layers: int = 0,
     ) -> ServingState:
-        """Allocate every buffer, zeroed (pools lazily, as the operating system gives pages)."""
+        """Allocate every buffer, zeroed (pools lazily, as the operating system gives pages).
+
+        `draft_layers` are layers of a draft behind the model's own, in the same pools.
+        """
         rows, vocabulary = pool.row_count, model.vocabulary_size
         tokens = pool.page_count * pool.page_size_tokens
-        pool_shape = (model.layer_count, tokens, model.kv_width)
+        pool_shape = (model.layer_count + draft_layers, tokens, model.kv_width)
 
         return cls(
             model=model,

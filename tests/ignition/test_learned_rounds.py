@@ -18,18 +18,22 @@ from ignition.draft.errors import DraftError
 from ignition.draft.file import DepthFigures, DraftHead, DraftRecord
 from ignition.geometry import PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
+from ignition.native.pack import pack
+from ignition.native.pack_draft import pack_draft
 from ignition.programs.buffers import buffer_specs
 from ignition.programs.draft_step import DraftContext, DraftingDecoder, propose_step
 from ignition.programs.eager import EagerModel
 from ignition.programs.frames import FrameError
+from ignition.programs.native import NativeModel
+from ignition.programs.native_library import NativeLibraryError
 from ignition.programs.steps import StepContext, round_step, step_inputs
 from ignition.programs.tensors import StateTensors, scratch_pool
 from ignition.sampling_torch import sample_rows
 from ignition.state import ServingState
 from tests.ignition import drafts
 from tests.ignition.driver import GREEDY, Driver, catalog_of, lane
-from tests.ignition.native.models import POOL, checkpoint_for
-from tests.ignition.rounds import SETTINGS, pages_for, plain_run, state_of
+from tests.ignition.native.models import POOL, checkpoint_for, library_for
+from tests.ignition.rounds import BACKENDS, SETTINGS, logits_of, pages_for, plain_run, state_of
 from tests.ignition.test_acceptance_distribution import (
     DRAWS,
     check_chi_square,
@@ -52,6 +56,8 @@ RECORD = DraftRecord(
     options={},
     report=tuple[DepthFigures, ...](),
 )
+EXACT = ("eager", "native-fp32")
+"""Backends whose proposals a computation in float64 can foretell."""
 SHAPES = ((1, 2), (1, 4), (4, 3), (4, 4), (8, 8))
 
 
@@ -88,11 +94,29 @@ def learned_graph(batch: int, width: int, prompt: int = 0) -> GraphDescriptor:
     )
 
 
-def model_of(draft: DraftHead | None, graphs: Sequence[GraphDescriptor] = ()) -> EagerModel:
+def model_of(
+    draft: DraftHead | None,
+    graphs: Sequence[GraphDescriptor] = (),
+    backend: str = "eager",
+) -> EagerModel | NativeModel:
     checkpoint = checkpoint_for("llama")
     plain = catalog_of(rounds=((1, 1),)).graphs
     own = graphs or [learned_graph(batch, width) for batch, width in SHAPES]
     catalog = type(catalog_of()).of([*plain, *own])
+    if backend != "eager":
+        precision = "fp32" if backend == "native-fp32" else "int8"
+        arrays = pack(checkpoint, precision)
+        arrays |= pack_draft(checkpoint, draft, precision) if draft is not None else {}
+        dtype = np.float32 if precision == "fp32" else np.float16
+        return NativeModel(
+            geometry=checkpoint.geometry,
+            pool=POOL,
+            catalog=catalog,
+            arrays=arrays,
+            library=library_for(checkpoint.geometry, precision),
+            state=ServingState.allocate(checkpoint.geometry, POOL, dtype, draft_layers=1),
+            threads=2,
+        )
     weights = {name: torch.from_numpy(checkpoint.float32(name)) for name in checkpoint.tensors}
     return EagerModel(
         geometry=checkpoint.geometry, pool=POOL, catalog=catalog, weights=weights, draft=draft
@@ -114,9 +138,9 @@ def begin(driver: Driver, row: int, index: int, prompt: list[int], sampling=GREE
     return list(driver.prefill(row, prompt, [("prefill-c16", len(prompt))]).tokens)
 
 
-def run_rounds(batch: int, width: int, sampling: SamplingParams, count: int) -> int:
+def run_rounds(backend: str, batch: int, width: int, sampling: SamplingParams, count: int) -> int:
     """Generate for several requests at once; return how many proposals were accepted."""
-    driver, lanes = Driver(model_of(head())), min(batch, 3)
+    driver, lanes = Driver(model_of(head(), backend=backend)), min(batch, 3)
     prompts = drafts.prompts()[:lanes]
     expected = [plain_run(driver, prompt, sampling, count) for prompt in prompts]
     rows = [(5 * i + 2) % POOL.row_count for i in range(lanes)]
@@ -127,8 +151,9 @@ def run_rounds(batch: int, width: int, sampling: SamplingParams, count: int) -> 
         lengths = {row: min(width, count - len(produced[row])) for row in open_rows}
         for row, tokens in learned_round(driver, lengths, name_of(batch, width)).items():
             at = len(produced[row])
-            table = driver.program(name_of(batch, width)).buffers["last_logits"]
-            found = table[open_rows.index(row), : len(tokens)]
+            fed = {other: [0] * (length - 1) for other, length in lengths.items()}
+            table = logits_of(driver, name_of(batch, width), fed)
+            found = table[open_rows.index(row)][: len(tokens)]
             true = expected[rows.index(row)][1][at - 1 : at - 1 + len(tokens)]
             assert np.array_equal(found, np.stack(true)), (row, at)
             produced[row] += tokens
@@ -137,16 +162,17 @@ def run_rounds(batch: int, width: int, sampling: SamplingParams, count: int) -> 
     return accepted
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("batch", "width"), SHAPES)
-def test_3_1_greedy_output_is_that_of_single_steps_bit_for_bit(batch, width) -> None:
-    assert run_rounds(batch, width, GREEDY, 18) > 3, (
-        "a head that learned these texts is often right"
-    )
+def test_3_1_greedy_output_is_that_of_single_steps_bit_for_bit(backend, batch, width) -> None:
+    accepted = run_rounds(backend, batch, width, GREEDY, 18)
+    assert accepted > 3, "a head that learned these texts is often right"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("setting", sorted(SETTINGS))
-def test_3_1_every_sampling_setting_draws_what_single_steps_draw(setting) -> None:
-    run_rounds(4, 4, SETTINGS[setting], 20)
+def test_3_1_every_sampling_setting_draws_what_single_steps_draw(backend, setting) -> None:
+    run_rounds(backend, 4, 4, SETTINGS[setting], 20)
 
 
 def expected_proposals(history: list[int], consumed: int, depth: int) -> list[int]:
@@ -167,9 +193,11 @@ def expected_proposals(history: list[int], consumed: int, depth: int) -> list[in
     return found
 
 
-def test_2_3_whatever_consumed_the_tokens_the_proposals_follow_from_all_of_them() -> None:
+@pytest.mark.parametrize("backend", EXACT)
+def test_2_3_whatever_consumed_the_tokens_the_proposals_follow_from_all_of_them(backend) -> None:
     """Chunks of a prompt, single steps, rounds with and without accepted proposals in turn."""
-    driver, prompt = Driver(model_of(head())), [*drafts.prompts()[0], *drafts.prompts()[1]]
+    driver = Driver(model_of(head(), backend=backend))
+    prompt = [*drafts.prompts()[0], *drafts.prompts()[1]]
     driver.initialize([3], [pages_for(1)], SETTINGS["plain"])
     chunks = [("prefill-c16", 5), ("prefill-c16", len(prompt) - 5)]
     history = prompt + list(driver.prefill(3, prompt, chunks).tokens)
@@ -190,9 +218,10 @@ def test_2_3_whatever_consumed_the_tokens_the_proposals_follow_from_all_of_them(
     assert 0 in accepted, "a round in which nothing is right leaves entries to overwrite"
 
 
-def test_2_3_mixed_steps_keep_the_draft_context_too() -> None:
+@pytest.mark.parametrize("backend", EXACT)
+def test_2_3_mixed_steps_keep_the_draft_context_too(backend) -> None:
     graph = learned_graph(4, 4, prompt=64)
-    driver = Driver(model_of(head(), [graph, learned_graph(1, 4)]))
+    driver = Driver(model_of(head(), [graph, learned_graph(1, 4)], backend))
     history = [*drafts.prompts()[0]]
     history += begin(driver, 2, 0, list(history))
     prompt = [*drafts.prompts()[2], *drafts.prompts()[1]]
@@ -267,6 +296,8 @@ def test_frames_with_proposals_of_their_own_are_refused() -> None:
 def test_learned_programs_without_a_head_are_refused() -> None:
     with pytest.raises(DraftError, match="speculative-b1-d1-w2 proposes with a draft head"):
         model_of(None)
+    with pytest.raises(NativeLibraryError, match="needs a draft head, and none is given"):
+        model_of(None, backend="native-fp32")
 
 
 def many_rows(

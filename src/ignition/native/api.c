@@ -6,6 +6,7 @@
 #include "panel.h"
 #include "product.h"
 #include "attention.h"
+#include "draft.h"
 #include "round.h"
 #include "sampling.h"
 #include "step.h"
@@ -42,6 +43,7 @@ EXPORT void ign_destroy(model *m) {
                        x->work,         x->keys,         m->thread_memory};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
     if (m->weights) munmap(m->weights, m->weight_bytes);
+    free_draft(&m->draft);
     pool_destroy(m->pool);
     free(m);
 }

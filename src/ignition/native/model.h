@@ -96,8 +96,24 @@ typedef struct {
     int32_t logit_capacity;
 } scratch;
 
+/* A learned draft: one more layer behind a joint of two products, and a head of fewer rows. Absent
+ * while token_ids is NULL. Its keys and values are layer LAYERS of the serving state's pools. */
 typedef struct {
-    layer layers[LAYERS];
+    matrix join_hidden;
+    matrix join_token;
+    matrix head;
+    const float *hidden_norm;
+    const float *token_norm;
+    const int32_t *token_ids; /* [tokens] what the head can propose, ascending */
+    int32_t tokens;
+    float *pool;   /* [pool tokens][HIDDEN] the target's hidden rows */
+    float *before; /* [batch tokens][HIDDEN] scratch: the rows that entries are made from */
+    float *rows;   /* [batch tokens][HIDDEN] scratch: what the layer predicts */
+    float *logits; /* [lanes][tokens rounded up to whole panels] */
+} draft;
+
+typedef struct {
+    layer layers[LAYERS + 1]; /* the last is the draft's */
     matrix embedding;
     matrix head;
     const float *norm;
@@ -106,6 +122,7 @@ typedef struct {
     float epsilon;
     serving_state state;
     scratch scratch;
+    draft draft;
     pool *pool;
     uint8_t *thread_memory; /* one arena per thread */
     int64_t arena_bytes;

@@ -34,12 +34,12 @@ def pack(checkpoint: Checkpoint, precision: Literal["int8", "fp32"]) -> dict[str
     geometry = checkpoint.geometry
     packed: dict[str, Array] = {}
     for name in ("embed",) if geometry.tied_embeddings else ("embed", "head"):
-        _put_matrix(packed, name, _tensor(checkpoint, name), precision)
+        put_matrix(packed, name, _tensor(checkpoint, name), precision)
     packed["norm"] = _vector(checkpoint, "norm")
     for layer in range(geometry.layer_count):
         for part in MATRICES:
             name = f"layers.{layer}.{part}"
-            _put_matrix(packed, name, _tensor(checkpoint, name), precision)
+            put_matrix(packed, name, _tensor(checkpoint, name), precision)
         for part in VECTORS:
             name = f"layers.{layer}.{part}"
             if name in checkpoint.tensors:
@@ -68,9 +68,10 @@ def _vector(checkpoint: Checkpoint, name: str) -> F32:
     return np.ascontiguousarray(checkpoint.float32(name), dtype=np.float32).reshape(-1)
 
 
-def _put_matrix(
+def put_matrix(
     packed: dict[str, Array], name: str, tensor: Tensor, precision: Literal["int8", "fp32"]
 ) -> None:
+    """Pack one matrix under its name and kind. Raises PackError."""
     if precision == "fp32":
         dense = tensor.dequantize() if isinstance(tensor, BlockQuantized) else tensor
         packed[f"{name}.f32"] = _pack_f32(_pad(dense, 0))

@@ -2,6 +2,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "draft.h"
 #include "product.h"
 
 enum {
@@ -25,8 +26,15 @@ typedef struct {
     int tiles;
     attention_tile *tile_list;
     int heads_per_unit; /* key/value heads that one attention task handles */
-    int head_first; /* run_head: first hidden row, and how many */
+    int head_first; /* of a head: first hidden row, and how many */
     int head_count;
+    const float *head_rows;
+    const matrix *head;
+    float *logits;
+    int logits_width;
+    const float *source; /* of a joint: rows, their norm, the matrix that they are multiplied with */
+    const float *norm;
+    const matrix *product;
 } step;
 
 int64_t arena_bytes(void) { return (ARENA_BYTES + 63) / 64 * 64; }
@@ -318,6 +326,54 @@ void run_layers(model *m) {
         s.index = i;
         run_layer(&s);
     }
+    if (m->draft.token_ids) absorb(m);
+}
+
+/* ---- The draft's layer ---- */
+
+static void source_norm_task(void *argument, int index, int thread) {
+    step *s = argument;
+    (void)thread;
+    FOR_UNITS(s, index, t) norm_into_input(s->m, s->source + (size_t)t * HIDDEN, s->norm, t);
+}
+
+static void source_product_task(void *argument, int index, int thread) {
+    step *s = argument;
+    scratch *x = &s->m->scratch;
+    operand in = operand_of(&x->input, x->normed, HIDDEN);
+    FOR_UNITS(s, index, u) add_product(s, s->product, &in, u, arena(s, thread));
+}
+
+/* hidden += product * norm(source). */
+static void add_joint(step *s) {
+    run_rows(s, source_norm_task);
+    run_phase(s, source_product_task, pairs_of(s->product), 6);
+}
+
+void run_draft_layer(model *m, int is_whole) {
+    draft *d = &m->draft;
+    scratch *x = &m->scratch;
+    float *kept = x->hidden;
+    step s = {.m = m, .layer = &m->layers[LAYERS], .index = LAYERS};
+    /* Every task works on scratch.hidden; the target's rows are still needed by its head. */
+    x->hidden = d->rows;
+    run_rows(&s, embed_task);
+    s.source = d->rows, s.norm = d->token_norm, s.product = &d->join_token;
+    run_rows(&s, source_norm_task);
+    memset(d->rows, 0, (size_t)x->batch.count * HIDDEN * sizeof *d->rows);
+    run_phase(&s, source_product_task, pairs_of(s.product), 6);
+    s.source = d->before, s.norm = d->hidden_norm, s.product = &d->join_hidden;
+    add_joint(&s);
+    if (is_whole) {
+        list_tiles(&s, (attention_tile *)x->tiles);
+        run_layer(&s);
+    } else {
+        const matrix *w = s.layer->weights;
+        run_rows(&s, attention_norm_task);
+        run_phase(&s, qkv_task, pairs_of(w + MATRIX_Q) + 2 * pairs_of(w + MATRIX_K), 6);
+        run_rows(&s, rotate_task);
+    }
+    x->hidden = kept;
 }
 
 /* ---- The head ---- */
@@ -326,8 +382,7 @@ static void head_norm_task(void *argument, int index, int thread) {
     step *s = argument;
     (void)thread;
     FOR_UNITS(s, index, t)
-    norm_into_input(s->m, s->m->scratch.hidden + (size_t)(s->head_first + t) * HIDDEN, s->m->norm,
-                    t);
+    norm_into_input(s->m, s->head_rows + (size_t)(s->head_first + t) * HIDDEN, s->m->norm, t);
 }
 
 static void head_task(void *argument, int index, int thread) {
@@ -336,13 +391,26 @@ static void head_task(void *argument, int index, int thread) {
     operand in = operand_of(&x->input, x->normed, HIDDEN);
     FOR_UNITS(s, index, u) {
         panel_pair p;
-        take_pair(&p, &s->m->head, 2 * u, s->head_count, arena(s, thread));
-        multiply_pair(&p, &in, 0, s->head_count, x->logits + 2 * LANES * u, LOGITS_WIDTH);
+        take_pair(&p, s->head, 2 * u, s->head_count, arena(s, thread));
+        multiply_pair(&p, &in, 0, s->head_count, s->logits + 2 * LANES * u, s->logits_width);
     }
+}
+
+static void run_any_head(step *s) {
+    int count = s->head_count;
+    run_phase(s, head_norm_task, count, count < SERIAL_ROWS ? 0 : 4);
+    run_phase(s, head_task, pairs_of(s->head), 16);
 }
 
 void run_head(model *m, int first, int count) {
     step s = {.m = m, .head_first = first, .head_count = count};
-    run_phase(&s, head_norm_task, count, count < SERIAL_ROWS ? 0 : 4);
-    run_phase(&s, head_task, pairs_of(&m->head), 16);
+    s.head_rows = m->scratch.hidden, s.head = &m->head;
+    s.logits = m->scratch.logits, s.logits_width = LOGITS_WIDTH;
+    run_any_head(&s);
+}
+
+void run_draft_head(model *m, int count) {
+    step s = {.m = m, .head_count = count, .head_rows = m->draft.rows, .head = &m->draft.head};
+    s.logits = m->draft.logits, s.logits_width = draft_width(&m->draft);
+    run_any_head(&s);
 }

@@ -14,4 +14,11 @@ void run_layers(model *m);
 /* Raw logits of `count` hidden rows starting at `first` into scratch.logits. */
 void run_head(model *m, int first, int count);
 
+/* Runs the draft's layer on the batch: makes entries from the rows `before` and the batch's tokens,
+ * appends their keys and values, and, when `is_whole`, leaves the predicted rows in draft.rows. */
+void run_draft_layer(model *m, int is_whole);
+
+/* Scores of the draft's tokens for the first `count` predicted rows, into draft.logits. */
+void run_draft_head(model *m, int count);
+
 #endif

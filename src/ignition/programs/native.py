@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.ports import Frame, LaneOutput
-from helios.scheduler import Catalog, GraphDescriptor, GraphKind
+from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native.pack import MATRICES, VECTORS
+from ignition.native.pack_draft import LAYER_VECTORS, PREFIX, TOKEN_IDS
 from ignition.programs.buffers import (
     LOGITS,
     PREFILL_KINDS,
@@ -37,6 +38,7 @@ from ignition.programs.frames import (
     load_frame,
     read_frame,
 )
+from ignition.programs.native_draft import NativeDraft
 from ignition.programs.native_library import (
     LaneRecord,
     NativeLibraryError,
@@ -63,10 +65,11 @@ _FINAL_NORM: Final = len(VECTORS)
 class NativeModel:
     """Every program of a catalog in native code, over one serving state.
 
-    `arrays` is what `ignition.native.pack.pack` returned (possibly mapped from disk). The weights
-    are copied to memory with large pages; the state is kept alive. Raises NativeLibraryError
-    when library, arrays and state do not fit
-    together, and when memory or threads cannot be had.
+    `arrays` is what `ignition.native.pack.pack` returned (possibly mapped from disk). With those of
+    `pack_draft` among them every program keeps the draft context, in a layer more of the state's
+    pools; programs with learned proposals need it. The weights are copied to memory with large
+    pages; the state is kept alive. Raises NativeLibraryError when library, arrays, catalog and
+    state do not fit together, and when memory or threads cannot be had.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class NativeModel:
         self.handle = self._create(threads, weight_bytes)
         self._finalizer = weakref.finalize(self, self.library.ign_destroy, self.handle)
         self._set_weights({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        self.draft = self._open_draft(arrays)
         self.programs = tuple(NativeProgram(self, graph) for graph in catalog.graphs)
 
     def close(self) -> None:
@@ -147,6 +151,34 @@ class NativeModel:
             self.library.ign_tie_head(self.handle)
         else:
             self._set_matrix(arrays, 0, _HEAD, "head", (vocabulary, hidden))
+
+    def _open_draft(self, arrays: Mapping[str, Array]) -> NativeDraft | None:
+        """Hand the library the head that the arrays hold, if there is one."""
+        if TOKEN_IDS not in arrays:
+            for graph in self.catalog.graphs:
+                if graph.source is ProposalSource.LEARNED:
+                    raise NativeLibraryError(f"{graph.name} needs a draft head, and none is given")
+            return None
+        layers = self.geometry.layer_count
+        if len(self.state.keys) <= layers:
+            raise NativeLibraryError(
+                f"the pools have {len(self.state.keys)} layers, with a draft they need {layers + 1}"
+            )
+        kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        for name in LAYER_VECTORS:
+            which, size = VECTORS.index(name), self.geometry.hidden_size
+            self._set_vector(kept, layers, which, PREFIX + name, size)
+        for which, name in enumerate(MATRICES):
+            shape = _matrix_shape(self.geometry, name)
+            self._set_matrix(kept, layers, which, PREFIX + name, shape)
+        return NativeDraft(
+            self.library,
+            self.handle,
+            kept,
+            self.geometry,
+            pool_tokens=self.state.keys.shape[1],
+            lanes=max(graph.batch_capacity for graph in self.catalog.graphs),
+        )
 
     def _set_matrix(
         self, arrays: Mapping[str, Array], layer: int, which: int, name: str, of: tuple[int, int]
@@ -213,6 +245,10 @@ def _vector_size(geometry: ModelGeometry, name: str) -> int:
         "k_norm": geometry.head_size * geometry.qk_norm,
     }
     return sizes[name]
+
+
+def _no_page(graph: GraphDescriptor, row: int) -> ReplayError:
+    return ReplayError(f"{graph.name}: row {row} has no page for its next token")
 
 
 def _check_state(state: ServingState, pool: PoolGeometry, *, is_float32: bool) -> None:
@@ -321,6 +357,11 @@ class NativeProgram:
     def _generate(self) -> None:
         rows, model = self._buffers["rows"], self._model
         handle, lanes = model.handle, ctypes.byref(self._lanes)
+        if self._descriptor.source is ProposalSource.LEARNED:
+            assert model.draft is not None
+            lane = model.draft.propose(self._round, self._buffers["proposals"])
+            if lane >= 0:
+                raise _no_page(self._descriptor, rows[lane])
         if is_mixed(self._descriptor):
             lane = self._mix()
         elif is_round(self._descriptor):
@@ -328,9 +369,7 @@ class NativeProgram:
         else:
             lane = model.library.ign_decode(handle, len(rows), rows.ctypes.data, lanes)
         if lane >= 0:
-            raise ReplayError(
-                f"{self._descriptor.name}: row {rows[lane]} has no page for its next token"
-            )
+            raise _no_page(self._descriptor, rows[lane])
 
     def _mix(self) -> int:
         """Replay a mixed step; return the lane that it refuses, -1 for none."""
