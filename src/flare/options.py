@@ -54,6 +54,13 @@ class Speculation(StrEnum):
     COPY = "copy"
 
 
+class SpeculationMode(StrEnum):
+    """Who decides how many proposals a round verifies."""
+
+    ADAPTIVE = "adaptive"
+    FIXED = "fixed"
+
+
 def size_bytes(text: str) -> int:
     """Read a size such as 512MiB, 2G or 1048576 (powers of 1024). Raises FlareError."""
     match = _SIZE.fullmatch(text.strip())
@@ -154,12 +161,20 @@ CapacitiesOption = Annotated[
 ]
 _SPECULATION = "Speculation"
 SpeculationOption = Annotated[
-    Speculation,
+    Speculation | None,
     typer.Option(
         rich_help_panel=_SPECULATION,
         help="copy: propose what followed the same words before, and check several tokens at once. "
         "The output stays the same, token by token; answers that repeat their prompt come up to "
-        "several times faster, others slower.",
+        "several times faster (default: copy with native programs, off with others).",
+    ),
+]
+SpeculationModeOption = Annotated[
+    SpeculationMode,
+    typer.Option(
+        rich_help_panel=_SPECULATION,
+        help="adaptive: the scheduler picks the width of every step; fixed: every step verifies "
+        "up to --draft-tokens, which is there to compare with.",
     ),
 ]
 DraftTokensOption = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -87,7 +87,8 @@ AloneServiceShare = Annotated[
     float | None,
     _field(
         "--scheduler-alone-service-share",
-        "Streams alone: the shortest round with this share of the best rate (0: by score).",
+        "Streams alone: the shortest round with this share of the best rate (0: by score; "
+        "balanced: 0.99).",
     ),
 ]
 PopulationWeight = Annotated[
@@ -99,21 +100,25 @@ PopulationWeight = Annotated[
 ]
 
 
+ALONE_SERVICE_SHARE: Final = 0.99
+"""Rounds for everybody are as wide as service per time says (decisions 0018 and 0023)."""
+
+
 def policy_of(
     preset: Preset,
     *,
-    speculates: bool = False,
     estimate_ttl_ms: float | None = None,
     **overrides: float | None,
 ) -> PolicyConfig:
     """Return the preset with every given field replaced. Raises InvalidPolicyError.
 
-    With proposals the balanced preset has the age price of the bare policy (decision 0020): its own
-    is in value per ms squared, so where a step takes tens of milliseconds it outweighs every burst.
+    A server's balanced preset leaves the width of rounds for everybody to service per time: its age
+    price is in value per ms squared, so where a step takes tens of milliseconds it would outweigh
+    every burst. Nothing else in it depends on proposals, and without any nothing changes.
     """
-    base = PolicyConfig.throughput() if preset is Preset.THROUGHPUT else PolicyConfig.balanced()
-    if speculates and preset is Preset.BALANCED:
-        base = dataclasses.replace(base, decode_age_price=PolicyConfig().decode_age_price)
+    base = PolicyConfig.throughput()
+    if preset is Preset.BALANCED:
+        base = dataclasses.replace(PolicyConfig.balanced(), alone_service_share=ALONE_SERVICE_SHARE)
     changes = {name: value for name, value in overrides.items() if value is not None}
     if estimate_ttl_ms is not None:
         base = dataclasses.replace(base, estimate_ttl_ns=int(estimate_ttl_ms * 1_000_000))

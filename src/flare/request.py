@@ -30,6 +30,8 @@ class PackageRequest:
     prefill_capacities: tuple[int, ...] | None = None
     draft_tokens: int = 0
     """Zero prepares no programs for proposals."""
+    is_speculation_asked: bool = False
+    """The command line says --speculation or one of its options; else a package decides."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     mixed_prefill: bool = False
 
@@ -60,7 +62,7 @@ def package_request(
     context: int | None,
     request_buckets: str | None,
     prefill_capacities: str | None,
-    speculation: Speculation,
+    speculation: Speculation | None,
     draft_tokens: int | None,
     speculative_token_capacity: int | None,
     mixed_prefill: bool,
@@ -72,7 +74,11 @@ def package_request(
     choice = choose_backend(backend.value, "auto" if precision is None else precision.value)
     if choice.notice is not None:
         notices().print(f"[yellow]{escape(choice.notice)}[/yellow]")
-    drafts = _draft_tokens(speculation, draft_tokens, speculative_token_capacity)
+    drafts = _draft_tokens(
+        speculation or default_speculation(choice.backend),
+        draft_tokens,
+        speculative_token_capacity,
+    )
     return PackageRequest(
         backend=choice.backend,
         precision=choice.precision,
@@ -89,6 +95,7 @@ def package_request(
             else capacity_list(prefill_capacities, "--prefill-capacities")
         ),
         draft_tokens=drafts,
+        is_speculation_asked=speculation is not None or draft_tokens is not None,
         speculative_token_capacity=(
             max(DEFAULT_TOKEN_CAPACITY, drafts + 1)
             if speculative_token_capacity is None
@@ -96,6 +103,14 @@ def package_request(
         ),
         mixed_prefill=mixed_prefill,
     )
+
+
+def default_speculation(backend: str) -> Speculation:
+    """Return what a backend does where nobody says: copies where it was measured not to be slower.
+
+    Eager programs exist to be correct, and cuda ones take no proposals yet.
+    """
+    return Speculation.COPY if backend == "native" else Speculation.OFF
 
 
 def _draft_tokens(speculation: Speculation, asked: int | None, capacity: int | None) -> int:

@@ -15,14 +15,15 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from helios.engine.copying import LOOKUP_SIZES
+from helios.engine.copying import LOOKUP_SIZE, lookup_depth
 from helios.engine.ports import Copying, CopySource, DecisionCore
-from helios.scheduler import Catalog, ProposalSource, RequestHandle
+from helios.scheduler import Catalog, GraphKind, ProposalSource, RequestHandle
 from scheduling_sim.acceptance_model import AcceptanceModel
 from scheduling_sim.draws import SimulatedRequest
 from scheduling_sim.workload.records import WorkloadRequest
 
-_MATCHED: Final = min(LOOKUP_SIZES)
+_MATCHED: Final = LOOKUP_SIZE
+_GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 _ANY_TOKEN: Final = 1
 """The modelled device draws what becomes of a proposal and never reads it."""
 
@@ -69,12 +70,12 @@ def copying_of(
 
     `live` has every request that the engine knows, by its id. Raises ValueError without a model.
     """
-    depths = [g.proposal_depth for g in catalog.graphs if g.source is ProposalSource.COPY]
-    if not depths or not isinstance(core, _TakesCopies):
+    depth = lookup_depth(graph for graph in catalog.graphs if graph.kind in _GENERATING)
+    if not depth or not isinstance(core, _TakesCopies):
         return None
     if acceptance is None:
         raise ValueError("the catalog has programs of copies; the run needs an acceptance model")
-    depth, model = max(depths), acceptance
+    model = acceptance
 
     def open_source(request_id: str, prompt: npt.NDArray[np.int32]) -> CopySource:
         del prompt

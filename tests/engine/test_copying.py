@@ -19,20 +19,19 @@ from tests.engine.test_every_kind import assert_all_back, check_whole, prompt_of
 from tests.engine.world import World, request
 
 
-def slow_lookup(tokens: Sequence[int], depth: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Search backwards for each size in turn; of 32 places the longest match wins."""
-    for size in sizes:
-        ends = [
-            end
-            for end in range(len(tokens) - 1, size - 1, -1)
-            if len(tokens) > size and tokens[end - size : end] == tokens[len(tokens) - size :]
-        ][:32]
-        if ends:
-            lengths = [shared_length(tokens, end) for end in ends]
-            longest = max(lengths)
-            end = ends[lengths.index(longest)]
-            return tuple(tokens[end : end + min(depth, max(1, 2 ** (longest - 1) - 1))])
-    return ()
+def slow_lookup(tokens: Sequence[int], depth: int, size: int) -> tuple[int, ...]:
+    """Search backwards for the last tokens; of 32 places the longest match wins."""
+    ends = [
+        end
+        for end in range(len(tokens) - 1, size - 1, -1)
+        if len(tokens) > size and tokens[end - size : end] == tokens[len(tokens) - size :]
+    ][:32]
+    if not ends:
+        return ()
+    lengths = [shared_length(tokens, end) for end in ends]
+    longest = max(lengths)
+    end = ends[lengths.index(longest)]
+    return tuple(tokens[end : end + min(depth, max(1, 2 ** (longest - 1) - 1))])
 
 
 def shared_length(tokens: Sequence[int], end: int) -> int:
@@ -46,27 +45,28 @@ def shared_length(tokens: Sequence[int], end: int) -> int:
     st.lists(st.integers(0, 3), max_size=60),
     st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6),
     st.integers(1, 9),
-    st.sampled_from([(4, 2), (3,), (2, 1)]),
+    st.integers(1, 3),
 )
 def test_lookup_finds_what_a_search_finds(
-    prompt: list[int], bursts: list[list[int]], depth: int, sizes: tuple[int, ...]
+    prompt: list[int], bursts: list[list[int]], depth: int, size: int
 ) -> None:
-    lookup, tokens = PromptLookup(prompt, depth=depth, sizes=sizes), list(prompt)
+    lookup, tokens = PromptLookup(prompt, depth=depth, size=size), list(prompt)
     for burst in bursts:
-        assert lookup.propose() == slow_lookup(tokens, depth, sizes)
+        assert lookup.propose() == slow_lookup(tokens, depth, size)
         lookup.extend(burst)
         tokens += burst
-    assert lookup.propose() == slow_lookup(tokens, depth, sizes)
+    assert lookup.propose() == slow_lookup(tokens, depth, size)
 
 
 def test_the_longest_match_wins_over_a_later_one_and_a_short_one_is_trusted_for_little() -> None:
     begun = [1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 3, 4, 60, 61, 62, 63, 64, 65]
-    assert PromptLookup([*begun, 3, 4], depth=7).propose() == (60,)
+    assert PromptLookup([*begun, 3, 4], depth=7, size=2).propose() == (60,)
+    assert PromptLookup([*begun, 3, 4], depth=7).propose() == ()
     assert PromptLookup([*begun, 2, 3, 4], depth=7).propose() == (5, 6, 7)
     assert PromptLookup([*begun, 1, 2, 3, 4], depth=7).propose() == (5, 6, 7, 8, 9, 50, 3)
 
 
-@pytest.mark.parametrize("tokens", [[7] * 20_000, [7, 8] * 10_000, list(range(20_000))])
+@pytest.mark.parametrize("tokens", [[7] * 20_000, [7, 8] * 10_000, [1, 2, 3, 4] * 5_000])
 def test_a_lookup_reads_a_bounded_part_of_a_long_context(tokens: list[int]) -> None:
     class Counted(list):
         reads = 0
@@ -78,7 +78,7 @@ def test_a_lookup_reads_a_bounded_part_of_a_long_context(tokens: list[int]) -> N
     lookup = PromptLookup(tokens, depth=7)
     lookup._tokens = Counted(lookup._tokens)
     lookup.propose()
-    assert Counted.reads <= 2 * (2 * 32 * 32 + 2)
+    assert 0 < Counted.reads <= 2 * 32 * 32 + 2
 
 
 class Knowing:

@@ -78,6 +78,19 @@ def test_a_package_without_mixed_programs_is_not_served_with_them(
     assert "--mixed-prefill: the package has no mixed programs" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
+def test_native_programs_are_planned_with_rounds_unless_they_are_switched_off(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for options in ([], ["--speculation", "off"], ["--backend", "eager"]):
+        backend = [] if "--backend" in options else ["--backend", "native"]
+        assert run_command(["plan", str(tiny), "--json", *SMALL, *backend, *options]) == 0
+        programs = json.loads(capsys.readouterr().out)["programs"]
+        found.append(max(each["proposal_depth"] for each in programs))
+    assert found == [7, 0, 0]
+
+
 def test_plan_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", str(tiny), "--backend", "eager", "--json", *SMALL]) == 0
     plan = json.loads(capsys.readouterr().out)

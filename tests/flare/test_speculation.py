@@ -1,6 +1,7 @@
 """`flare run --speculation copy` on a real server: the answers of one without, in fewer steps.
 
-The tiny model's tokens are bytes and its greedy answers run into loops, so much can be copied.
+Three servers of one package: ordinary, adaptive and of one fixed width. The tiny model's tokens are
+bytes and its greedy answers run into loops, so much can be copied.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from flare.command_line import run_command
 from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.tiny_directory import CONTEXT, write_tiny_directory
@@ -48,24 +52,40 @@ class Server:
         lines = re.findall(r"^(flare_\S+) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
+    def hang_up_on(self, body: dict[str, Any], chunks: int) -> None:
+        """Ask for a stream and leave after some chunks."""
+        stream = self.client.completions.create(model="tiny", stream=True, **body)
+        for _ in itertools.islice(stream, chunks):
+            pass
+        stream.close()
+
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A server without speculation and one with it, of the same model."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """Servers by mode."""
     base = tmp_path_factory.mktemp("speculation")
-    model = str(write_tiny_directory(base / "tiny"))
+    package, model = str(base / "package"), str(write_tiny_directory(base / "tiny"))
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLARE_CACHE", str(base / "cache"))
-        copying = [model, *options, "--speculation", "copy"]
-        with (
-            running([model, *options], base / "plain.log") as (plain, _),
-            running(copying, base / "copy.log") as (copy, _),
-        ):
-            pair = (Server(plain), Server(copy))
-            yield pair
-            for server in pair:
-                server.client.close()
+    assert run_command(["prepare", model, *options, "--output", package]) == 0
+    modes = {
+        "ordinary": ["--speculation", "off"],
+        "adaptive": [],
+        "fixed": ["--speculation-mode", "fixed", "--draft-tokens", "3"],
+    }
+    with ExitStack() as stack:
+        found = {}
+        for mode, more in modes.items():
+            log = base / f"{mode}.log"
+            url, _ = stack.enter_context(running([package, *more], log))
+            found[mode] = Server(url)
+            stack.callback(found[mode].client.close)
+        yield found
+
+
+@pytest.fixture(scope="module", params=["adaptive", "fixed"])
+def servers(started: dict[str, Server], request: pytest.FixtureRequest) -> tuple[Server, Server]:
+    """A server without speculation and one with it."""
+    return started["ordinary"], started[request.param]
 
 
 def prompt_of(number: int) -> str:
@@ -146,6 +166,29 @@ def test_the_context_ends_inside_a_round(servers) -> None:
     assert all(answer[2] + answer[3] == CONTEXT for answer in answers)
 
 
+def test_clients_that_leave_in_mid_round_take_nothing_from_the_others(servers) -> None:
+    """Rounds of several tokens are in flight all the time; what is left must be exact."""
+    plain, copying = servers
+    bodies = [body_of(2 * number) for number in range(24)]
+    endless = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+    leavers = [body_of(2 * number, **endless) for number in range(24)]
+    with ThreadPoolExecutor(2) as pool:
+        left = [
+            pool.submit(copying.hang_up_on, body, 1 + number % 7)
+            for number, body in enumerate(leavers)
+        ]
+        answers = copying.ask_all(bodies, 2)
+        for each in left:
+            each.result()
+    assert answers == plain.ask_all(bodies, 4)
+    deadline = time.monotonic() + 20
+    while copying.metrics()["flare_requests_resident"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = copying.metrics()
+    for gauge in ("requests_resident", "requests_waiting", "rows_used", "pages_used"):
+        assert found[f"flare_{gauge}"] == 0, gauge
+
+
 def test_log_probabilities_are_those_without_speculation(servers) -> None:
     found = []
     for server in servers:
@@ -179,3 +222,12 @@ def test_metrics_tell_rounds_by_program_and_proposals_by_depth(servers) -> None:
     assert found[f"flare_speculative_depth_offered_total{{{first}}}"] > 0
     assert plain.metrics()["flare_speculative_rounds_total"] == 0
     assert not any('graph="decode' in name for name in found), "decode programs are not loaded"
+
+
+def test_a_fixed_width_runs_in_no_other(started) -> None:
+    server = started["fixed"]
+    server.ask_all([body_of(number) for number in range(8)], 2)
+    family = "flare_speculative_program_rounds_total"
+    programs = [name for name in server.metrics() if name.startswith(family)]
+    assert programs
+    assert all("-d3-w4-copy" in name for name in programs)

@@ -218,6 +218,23 @@ def test_a_seed_and_a_small_weight_leave_the_start_alone() -> None:
     assert read(seeded, source=COPY)[0] == pytest.approx(1 / 3), "the other source is taught"
 
 
+def test_a_seed_may_be_where_the_population_starts() -> None:
+    """A taught seed begins at its survivals and weight, which later starts never exceed (7.8)."""
+    table = AcceptanceTable(1, DEPTH)
+    table.seed(COPY, [0.75, 0.5], 4.0, is_taught=True)
+    for count in range(1, 5):
+        one_round(table, offered=2, produced=1, generated=count, source=COPY)
+    table.reset(0)
+    assert read(table, source=COPY)[0] == pytest.approx(4 * 0.75 / 8, rel=1e-15)
+    assert table.weights(ints(0), COPY, ints(0))[0].tolist() == [4.0, 4.0, 2.0, 2.0, 2.0]
+    assert read(table)[0] == 0.5, "the other source has neither seed nor population"
+    for count in range(200):
+        one_round(table, offered=4, produced=4, generated=4 * count, source=COPY)
+    table.reset(0)
+    assert read(table, source=COPY)[2] > 0.9
+    assert table.weights(ints(0), COPY, ints(0))[0].tolist() == [4.0, 4.0, 4.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("survival", [False, True])
 def test_the_population_is_the_mean_of_at_most_64_observations(survival: bool) -> None:
     """m <- m + (y - m)*k/(w + k), w <- min(w + k, 64); the rows of a round do not matter (7.12)."""

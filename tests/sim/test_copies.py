@@ -33,14 +33,14 @@ class OnePiece:
         return RoundDraw(min(depth, inside), [1.0] * depth, [1.0] * depth)
 
 
-def test_lookup_finds_a_piece_behind_its_second_token_and_overshoots_its_end() -> None:
+def test_lookup_finds_a_piece_behind_its_third_token_and_overshoots_its_end() -> None:
     source = ModelledCopies(ask("a", 0, 16, 30), OnePiece(5, 12), depth=3)
     found = []
     for _ in range(20):
         source.extend((1,))
         found.append(len(source.propose()))
-    # Behind 7 tokens the last two are 5 and 6, the piece's first; behind 12 they are its last.
-    assert [position for position, count in enumerate(found, 1) if count] == list(range(7, 13))
+    # Behind 8 tokens the last three are 5 to 7, the piece's first; behind 12 they are its last.
+    assert [position for position, count in enumerate(found, 1) if count] == list(range(8, 13))
     assert set(found) == {0, 3}
 
 

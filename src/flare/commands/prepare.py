@@ -22,7 +22,6 @@ from flare.options import (
     MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
-    Speculation,
     SpeculationOption,
     ThreadsOption,
     TokenCapacityOption,
@@ -44,7 +43,7 @@ def prepare(
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
     mixed_prefill: MixedPrefillOption = False,
-    speculation: SpeculationOption = Speculation.OFF,
+    speculation: SpeculationOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     output: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 from pathlib import Path
@@ -31,6 +32,8 @@ from flare.options import (
     PrecisionOption,
     Preset,
     Speculation,
+    SpeculationMode,
+    SpeculationModeOption,
     SpeculationOption,
     ThreadsOption,
     TokenCapacityOption,
@@ -116,7 +119,8 @@ def run(
     request_buckets: BucketsOption = None,
     prefill_capacities: CapacitiesOption = None,
     mixed_prefill: MixedPrefillOption = False,
-    speculation: SpeculationOption = Speculation.OFF,
+    speculation: SpeculationOption = None,
+    speculation_mode: SpeculationModeOption = SpeculationMode.ADAPTIVE,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     scheduler_policy: PresetOption = Preset.BALANCED,
@@ -141,11 +145,10 @@ def run(
     [bold]flare run[/bold]
     [bold]flare run model.gguf --port 9000 --concurrency 32 --memory 4GiB[/bold]
     [bold]flare run --trace run.jsonl --scheduler-policy throughput[/bold]
-    [bold]flare run --speculation copy[/bold]
+    [bold]flare run --speculation off[/bold]
     """
     policy = policy_of(
         scheduler_policy,
-        speculates=speculation is not Speculation.OFF,
         estimate_ttl_ms=estimate_ttl_ms,
         output_token_value=output_token_value,
         token_fairness=token_fairness,
@@ -181,14 +184,17 @@ def run(
         waiting_limit=queue_limit,
         threads=threads,
         trace_path=None if trace is None else _writable(trace),
-        speculation=_decode_mode(speculation),
         mixed_prefill=mixed_prefill,
         drain_timeout_s=drain_timeout_s,
     )
     _log_to_terminal(log_requests)
     # A port that is taken must be told now, not after minutes of preparing.
     with bind(host, port) as listener:
-        _serve(listener, host, *_package(model, request), options)
+        directory, manifest = _package(model, request)
+        decoding = decode_mode(manifest, request, speculation_mode)
+        _check_mixed(manifest, request, decoding)
+        options = dataclasses.replace(options, speculation=decoding)
+        _serve(listener, host, directory, manifest, options)
 
 
 def _serve(
@@ -226,22 +232,43 @@ def _server_config(
         raise FlareError(f"--{str(error).replace('_', '-', 1)}") from error
 
 
-def _decode_mode(speculation: Speculation) -> SpeculationConfig:
-    if speculation is Speculation.OFF:
+def decode_mode(
+    manifest: Manifest, request: PackageRequest, mode: SpeculationMode
+) -> SpeculationConfig:
+    """Return how the package's decoders generate.
+
+    Where nobody asks for speculation, a package without programs for it is served without. Raises
+    FlareError for one that lacks what was asked for.
+    """
+    copies = Speculation.COPY.value
+    widths = sorted({g.token_capacity for g in manifest.graphs if g.source == copies})
+    if not request.draft_tokens and (request.is_speculation_asked or not widths):
+        if mode is SpeculationMode.FIXED:
+            raise FlareError("--speculation-mode fixed needs --speculation copy")
         return SpeculationConfig()
-    return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
-
-
-def _check_programs(manifest: Manifest, request: PackageRequest) -> None:
-    """Raise FlareError for a package that was prepared without what the request needs."""
-    sources = [graph.source for graph in manifest.graphs]
-    if request.draft_tokens and Speculation.COPY.value not in sources:
+    if not widths:
+        if request.is_speculation_asked or mode is SpeculationMode.FIXED:
+            raise FlareError(
+                "--speculation: the package has no programs for copied proposals; prepare it again "
+                "with `flare prepare --speculation copy`"
+            )
+        return SpeculationConfig()
+    if mode is SpeculationMode.ADAPTIVE:
+        return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
+    width = request.draft_tokens + 1 if request.is_speculation_asked else widths[-1]
+    if width not in widths:
+        drafts = ", ".join(str(each - 1) for each in widths)
         raise FlareError(
-            "--speculation: the package has no programs for copied proposals; prepare it again "
-            "with `flare prepare --speculation copy`"
+            f"--draft-tokens: the package has programs for {drafts} proposals, none for {width - 1}"
         )
+    return SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=width)
+
+
+def _check_mixed(manifest: Manifest, request: PackageRequest, decoding: SpeculationConfig) -> None:
+    """Raise FlareError for a package without the mixed programs that were asked for."""
+    speculates = decoding.mode is not DecodeMode.ORDINARY
     kinds = [(graph.kind, graph.speculation_enabled) for graph in manifest.graphs]
-    if request.mixed_prefill and ("mixed", request.draft_tokens > 0) not in kinds:
+    if request.mixed_prefill and ("mixed", speculates) not in kinds:
         raise FlareError(
             "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
             "with `flare prepare --mixed-prefill` and the same --speculation"
@@ -257,9 +284,7 @@ def _writable(trace: Path) -> Path:
 def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     """Return the package to serve, preparing it when it is missing."""
     if is_package(Path(text)):
-        manifest = read_manifest(Path(text))
-        _check_programs(manifest, request)
-        return Path(text), manifest
+        return Path(text), read_manifest(Path(text))
     source, summary = find_model(text)
     plan = request.plan(summary.geometry)
     directory = default_directory(summary, plan)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.admission import AdmissionRules
-from helios.engine.copying import PromptLookup, copied_survivals
+from helios.engine.copying import PromptLookup, copied_survivals, lookup_depth
 from helios.engine.core import EngineCore, StepOutcome
 from helios.engine.messages import PROTOCOL_VERSION, Drain, Ready
 from helios.engine.ports import Copying, DetokenizerFactory, PreparedModel
@@ -213,25 +213,29 @@ def _copying(scheduler: Scheduler) -> Copying | None:
     """Return how proposals are copied; None where no program of the decode mode takes any.
 
     Requests start with acceptance as it usually is: from the scheduler's own prior, one half per
-    proposal, a request would be half over before a wide round had shown what it is worth.
+    proposal, a request would be half over before a wide round had shown what it is worth. What the
+    requests of this process show moves that start for those that follow.
     """
-    depths = [
-        graph.proposal_depth
+    generating = [
+        graph
         for graph in scheduler.catalog.graphs
-        if graph.source is ProposalSource.COPY and Catalog.generates(graph, scheduler.speculation)
+        if Catalog.generates(graph, scheduler.speculation)
     ]
-    if not depths:
+    depth = lookup_depth(generating)
+    if not depth:
         return None
-    survivals = copied_survivals(max(depths))
-    scheduler.seed_acceptance(ProposalSource.COPY, survivals, weight=_SURVIVAL_WEIGHT)
+    survivals = copied_survivals(max(graph.proposal_depth for graph in scheduler.catalog.graphs))
+    scheduler.seed_acceptance(
+        ProposalSource.COPY, survivals, weight=_SURVIVAL_WEIGHT, is_taught=True
+    )
     return Copying(
-        open_source=functools.partial(_open_lookup, max(depths)),
+        open_source=functools.partial(_open_lookup, depth),
         supply=scheduler.supply_copies,
     )
 
 
 def _open_lookup(depth: int, _request_id: str, prompt: npt.NDArray[np.int32]) -> PromptLookup:
-    return PromptLookup(prompt.tolist(), depth=depth)
+    return PromptLookup(prompt, depth=depth)
 
 
 def _greeting(settings: EngineSettings, model: PreparedModel) -> Ready:

@@ -164,17 +164,22 @@ class AcceptanceTable:
         self._start[:, WEIGHT] = START_WEIGHT
         self._known: Floats = np.full((SOURCES, depth), START_WEIGHT)
         """Observations that the means of `_start` rest on, the prior among them."""
-        self._trust = min(population_weight, WEIGHT_CAP)
-        self._is_taught = [self._trust > START_WEIGHT] * SOURCES
+        trust = min(population_weight, WEIGHT_CAP)
+        self._trust = [trust] * SOURCES
+        """Most that a start weighs, by source."""
+        self._is_taught = [trust > START_WEIGHT] * SOURCES
         """What is observed moves `_start`, by source: not where the host has said what it is."""
         self._cells: Floats = np.tile(self._start, (rows, 1, 1, 1))
 
-    def seed(self, source: int, survivals: Sequence[float], weight: float) -> None:
+    def seed(
+        self, source: int, survivals: Sequence[float], weight: float, *, is_taught: bool = False
+    ) -> None:
         """Let every row that is reset from now on start at an earlier process's estimates.
 
-        Depths beyond `survivals` keep the prior, or the last survival where that is less. Raises
-        InvalidRequestError for survivals that are no nonincreasing probabilities, or a weight
-        outside 2 to 128.
+        Depths beyond `survivals` keep the prior, or the last survival where that is less. With
+        `is_taught` completed rounds move them from there, and no start weighs more than `weight`.
+        Raises InvalidRequestError for survivals that are no nonincreasing probabilities, or a
+        weight outside 2 to 128.
         """
         count = len(survivals)
         if not 1 <= count <= self.depth:
@@ -186,7 +191,10 @@ class AcceptanceTable:
             raise InvalidRequestError(f"weight must be 2 to 128, not {weight!r}")
         self._start[source, MEAN, :count] = survivals
         self._start[source, WEIGHT, :count] = weight
-        self._is_taught[source] = False
+        self._is_taught[source] = is_taught
+        if is_taught:
+            self._known[source, :count] = weight
+            self._trust[source] = weight
 
     def reset(self, row: int) -> None:
         """Give a row to a request without history: it starts where the population stands."""
@@ -278,4 +286,4 @@ class AcceptanceTable:
         # Rounding alone takes an average of probabilities out of their range.
         np.clip(means, 0.0, 1.0, out=means)
         np.minimum(known, POPULATION_CAP, out=known)
-        np.minimum(known, self._trust, out=weights)
+        np.minimum(known, self._trust[source], out=weights)

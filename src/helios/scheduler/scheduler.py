@@ -101,18 +101,25 @@ class Scheduler:
         self._state.costs.seed(seeds)
 
     def seed_acceptance(
-        self, source: ProposalSource, survivals: Sequence[float], *, weight: float
+        self,
+        source: ProposalSource,
+        survivals: Sequence[float],
+        *,
+        weight: float,
+        is_taught: bool = False,
     ) -> None:
         """Let every request start with acceptance that an earlier process measured.
 
         `survivals` are prefix survival probabilities of depth 1 and up, `weight` (2 to 128) is how
-        much they count. Raises PhaseError once a request has been admitted, and
+        much they count. With `is_taught` the requests of this process move them (decision 0023),
+        otherwise nothing does. Raises PhaseError once a request has been admitted, and
         InvalidRequestError for values that no history could have.
         """
         self._check_unused("seed_acceptance")
         if source is ProposalSource.NONE:
             raise InvalidRequestError("source: acceptance belongs to learned or copied proposals")
-        self._state.history.acceptance.seed(source_index(source), survivals, weight)
+        acceptance = self._state.history.acceptance
+        acceptance.seed(source_index(source), survivals, weight, is_taught=is_taught)
 
     def _check_unused(self, call: str) -> None:
         if self._state.table.admitted:

@@ -1,0 +1,88 @@
+"""Which decode mode a package is served in: what was asked for, what it has programs for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flare.commands.run import decode_mode
+from flare.errors import FlareError
+from flare.options import Backend, Speculation, SpeculationMode
+from flare.request import package_request
+from helios.scheduler import DecodeMode, SpeculationConfig
+from tests.flare.test_run import HAS_COMPILER
+
+PLAIN = SimpleNamespace(graphs=[SimpleNamespace(source="none", token_capacity=1)])
+ROUNDS = SimpleNamespace(
+    graphs=[
+        SimpleNamespace(source="none", token_capacity=1),
+        *[SimpleNamespace(source="copy", token_capacity=width) for width in (2, 4, 8, 2, 4)],
+    ]
+)
+ADAPTIVE, FIXED = SpeculationMode.ADAPTIVE, SpeculationMode.FIXED
+COPY, OFF = Speculation.COPY, Speculation.OFF
+
+
+def asked(speculation: Speculation | None, backend: str = "eager", **more: Any) -> Any:
+    fields = {
+        "precision": None,
+        "memory": None,
+        "concurrency": 4,
+        "threads": 1,
+        "context": None,
+        "request_buckets": None,
+        "prefill_capacities": None,
+        "draft_tokens": None,
+        "speculative_token_capacity": None,
+        "mixed_prefill": False,
+        **more,
+    }
+    return package_request(backend=Backend(backend), speculation=speculation, **fields)
+
+
+@pytest.mark.parametrize(
+    ("package", "speculation", "mode", "expected"),
+    [
+        (ROUNDS, None, ADAPTIVE, SpeculationConfig(mode=DecodeMode.ADAPTIVE)),
+        (ROUNDS, COPY, ADAPTIVE, SpeculationConfig(mode=DecodeMode.ADAPTIVE)),
+        (ROUNDS, OFF, ADAPTIVE, SpeculationConfig()),
+        (PLAIN, None, ADAPTIVE, SpeculationConfig()),
+        (PLAIN, OFF, ADAPTIVE, SpeculationConfig()),
+        (ROUNDS, None, FIXED, SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=8)),
+        (ROUNDS, COPY, FIXED, SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=8)),
+    ],
+)
+def test_what_is_asked_for_and_there_is_served(package, speculation, mode, expected) -> None:
+    assert decode_mode(package, asked(speculation), mode) == expected
+
+
+def test_a_fixed_width_is_that_of_the_draft_tokens() -> None:
+    found = decode_mode(ROUNDS, asked(COPY, draft_tokens=3), FIXED)
+    assert found == SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=4)
+    with pytest.raises(FlareError, match="programs for 1, 3, 7 proposals, none for 5"):
+        decode_mode(ROUNDS, asked(COPY, draft_tokens=5), FIXED)
+
+
+@pytest.mark.parametrize(
+    ("package", "speculation", "mode", "message"),
+    [
+        (PLAIN, COPY, ADAPTIVE, "no programs for copied proposals"),
+        (PLAIN, None, FIXED, "--speculation-mode fixed needs --speculation copy"),
+        (ROUNDS, OFF, FIXED, "--speculation-mode fixed needs --speculation copy"),
+    ],
+)
+def test_what_is_not_there_is_refused(package, speculation, mode, message) -> None:
+    with pytest.raises(FlareError, match=message):
+        decode_mode(package, asked(speculation), mode)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
+def test_a_plain_package_is_served_where_native_programs_would_have_had_rounds() -> None:
+    """The default asks for nothing: only `flare prepare` and `flare run MODEL` act on it."""
+    request = asked(None, "native")
+    assert request.draft_tokens == 7
+    assert decode_mode(PLAIN, request, ADAPTIVE) == SpeculationConfig()
+    with pytest.raises(FlareError, match="no programs for copied"):
+        decode_mode(PLAIN, request, FIXED)
