@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import given
 
 from helios.engine.copying import PromptLookup
 from helios.engine.core import StepOutcome
+from helios.engine.flight import FeedbackWaits, Flight
 from helios.engine.messages import Cancel
 from helios.engine.ports import CopySource
-from helios.scheduler import DecodeMode, ProposalSource, SpeculationConfig
+from helios.scheduler import DecodeMode, Fence, ProposalSource, SpeculationConfig
 from tests.engine.folding import COPY_ROUNDS, FoldingModel, expected_output
 from tests.engine.test_every_kind import assert_all_back, check_whole, prompt_of
 from tests.engine.world import World, request
@@ -235,3 +237,25 @@ class Sometimes(Knowing):
     def propose(self) -> Sequence[int]:
         known = self._position % 20 < 10
         return self._output[self._position : self._position + 3] if known else ()
+
+
+def test_a_wait_for_feedback_is_what_exceeds_the_usual_gap() -> None:
+    """Only frames with copies have one, and none before a frame has run ahead (decision 0023)."""
+
+    def flight(source: ProposalSource, **fields: bool) -> Flight:
+        plan = SimpleNamespace(graph=SimpleNamespace(source=source))
+        fields = {"follows_idle": False, **fields}
+        return Flight(fence=Fence(1), plan=plan, requests=(), **fields)  # type: ignore[arg-type]
+
+    waits = FeedbackWaits()
+    copies, steps = ProposalSource.COPY, ProposalSource.LEARNED
+    assert waits.wait_ns(flight(copies), 900) == 0
+    for gap_ns in (100, 10_000, 200, 300):
+        assert waits.wait_ns(flight(steps, runs_ahead=True), gap_ns) == 0
+    assert waits.wait_ns(flight(steps), 900) == 0
+    assert waits.wait_ns(flight(copies), 900) == 600
+    assert waits.wait_ns(flight(copies), 250) == 0
+    assert waits.wait_ns(flight(copies, follows_idle=True), 10**9) == 0
+    for _ in range(9):
+        waits.wait_ns(flight(steps, runs_ahead=True), 850)
+    assert waits.wait_ns(flight(copies), 900) == 50

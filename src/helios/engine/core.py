@@ -14,7 +14,7 @@ from typing import Final
 
 from helios.engine.admission import AdmissionRules, InadmissibleError, accept
 from helios.engine.batch import LaneOutputError, complete, frame_of
-from helios.engine.flight import Flight, Roster
+from helios.engine.flight import FeedbackWaits, Flight, Roster
 from helios.engine.grammar import GrammarError, GrammarFactory, OutputGrammar
 from helios.engine.messages import (
     Cancel,
@@ -43,7 +43,6 @@ from helios.scheduler import (
     Fence,
     GeneratedToken,
     Phase,
-    ProposalSource,
     QueueFullError,
     ScheduledPlan,
     SchedulerError,
@@ -96,6 +95,7 @@ class EngineCore:
         self._tracer = Tracer(trace)
         self._stats = EngineStats()
         self._roster = Roster()
+        self._waits = FeedbackWaits()
         self._flights: deque[Flight] = deque()
         self._outbox: list[EngineEvent] = []
         self._next_fence = 1
@@ -236,15 +236,10 @@ class EngineCore:
         """Complete the frame in the scheduler; return why it cannot, or the committed tokens."""
         if result.error is not None:
             return result.error, ()
-        feedback_ns = 0
-        if flight.plan.graph.source is ProposalSource.COPY and not flight.follows_idle:
-            # Copies follow a token that must be known, so nothing could be queued before the frame:
-            # the device's wait for the host is part of what such a program costs.
-            feedback_ns = result.host_gap_ns
         timing = ExecutionTiming(
             device_ns=(result.device_ns,),
             wall_ns=max(0, observed_ns - result.submitted_ns),
-            feedback_ns=feedback_ns,
+            feedback_ns=self._waits.wait_ns(flight, result.host_gap_ns),
         )
         try:
             return None, complete(self._scheduler, flight.plan, result, timing)
@@ -396,7 +391,13 @@ class EngineCore:
     ) -> None:
         """Remember a submitted frame and who is served for the first time."""
         self._flights.append(
-            Flight(fence=fence, plan=plan, requests=requests, follows_idle=self._was_idle)
+            Flight(
+                fence=fence,
+                plan=plan,
+                requests=requests,
+                follows_idle=self._was_idle,
+                runs_ahead=bool(self._flights),
+            )
         )
         self._was_idle = False
         for step, request in zip(plan.steps, requests, strict=True):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
+from typing import Final
 
 from helios.engine.requests import LiveRequest
-from helios.scheduler import Fence, RequestHandle, ScheduledPlan
+from helios.scheduler import Fence, ProposalSource, RequestHandle, ScheduledPlan
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,40 @@ class Flight:
     requests: tuple[LiveRequest, ...]
     follows_idle: bool
     """Nobody waited for this frame while its predecessor's end lay behind."""
+    runs_ahead: bool = False
+    """Another frame was in flight when it was submitted."""
+
+
+GAPS: Final = 9
+"""Last gaps whose median is the usual one."""
+
+
+class FeedbackWaits:
+    """How long the device waits for frames that need the completion before them, beyond the usual.
+
+    Frames that run ahead have a gap before them, too: where the host is slower than the device
+    nearly as long a one, and then a wait for feedback costs nothing more.
+    """
+
+    __slots__ = ("_usual_ns",)
+
+    def __init__(self) -> None:
+        self._usual_ns: deque[int] = deque(maxlen=GAPS)
+
+    def wait_ns(self, flight: Flight, gap_ns: int) -> int:
+        """Return what of the gap before a frame is the price of its copies; zero for all others.
+
+        Copies follow a token that must be known, so nothing can be queued before their frame. Zero
+        too before any frame has run ahead: then nothing is known of what it would have saved.
+        """
+        if flight.follows_idle:
+            return 0
+        if flight.runs_ahead:
+            self._usual_ns.append(gap_ns)
+            return 0
+        if flight.plan.graph.source is not ProposalSource.COPY or not self._usual_ns:
+            return 0
+        return max(0, gap_ns - sorted(self._usual_ns)[len(self._usual_ns) // 2])
 
 
 class Roster:

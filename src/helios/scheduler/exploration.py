@@ -73,7 +73,8 @@ def selected(state: State, decision: Decision, winner: Candidate) -> Selected:
         if alternative is not None:
             credit_ms = funds.timing.credit_ms
             return Selected(alternative, SelectionReason.TIMING_REFRESH, credit_ms)
-    if funds.can_open(SelectionReason.ACCEPTANCE_LEARNING) and _may_learn(state):
+    proposes = decision.view.estimates is not None
+    if proposes and funds.can_open(SelectionReason.ACCEPTANCE_LEARNING) and _may_learn(state):
         candidate = deeper_round(state, decision, winner)
         if candidate is not None:
             credit_ms = funds.learning.credit_ms

@@ -139,13 +139,16 @@ class Geometry:
         "width",
     )
 
-    def __init__(self, catalog: Catalog, speculation: SpeculationConfig) -> None:
+    def __init__(
+        self, catalog: Catalog, speculation: SpeculationConfig, *, copies: bool = True
+    ) -> None:
+        """Compute them; without `copies`, rounds that take copied proposals do not generate."""
         graphs = catalog.graphs
         self.batch: Integers = _integers([graph.batch_capacity for graph in graphs])
         self.width: Integers = _integers([_row_width(graph) for graph in graphs])
         self.packed: Integers = _integers([graph.rows for graph in graphs])
         self.prompt: Integers = _integers([_prompt_capacity(graph) for graph in graphs])
-        self.generating = _generating(catalog, speculation)
+        self.generating = _generating(catalog, speculation, copies=copies)
         """Programs whose cohort may consist of decoders alone."""
         self.proposes = self.generating.classes > 1
         """Some of them verify proposals, so that acceptance prices them."""
@@ -277,11 +280,16 @@ def _variant(graph: GraphDescriptor) -> Variant:
     return graph.source, RowAllocation.DEVICE if is_device else RowAllocation.HOST
 
 
-def _generating(catalog: Catalog, speculation: SpeculationConfig) -> Generating:
+def takes_copies(graph: GraphDescriptor) -> bool:
+    """Tell whether a graph is a round of decoders alone that verifies copied proposals."""
+    return graph.kind is GraphKind.SPECULATIVE and graph.source is ProposalSource.COPY
+
+
+def _generating(catalog: Catalog, speculation: SpeculationConfig, *, copies: bool) -> Generating:
     members = [
         (index, graph)
         for index, graph in enumerate(catalog.graphs)
-        if catalog.generates(graph, speculation)
+        if catalog.generates(graph, speculation) and (copies or not takes_copies(graph))
     ]
     widest = {PLAIN: 1}
     for _, graph in members:

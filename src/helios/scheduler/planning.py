@@ -30,14 +30,15 @@ def plan(state: State) -> ScheduledPlan | None:
         return None
     standing = state.standing()
     view = View(
-        state.shapes,
+        standing.shapes,
         standing.durations_ms,
         state.policy,
         window.start_ns(now_ns),
         standing.durations,
     )
     view.known_interval = (standing.interval_ms,)
-    view.estimates, view.yields, view.roster = state.estimates(), standing.yields, standing.roster
+    view.estimates, view.yields = standing.estimates, standing.yields
+    view.roster = standing.roster
     if costs.has_intervals:
         view.cost_indices = standing.cost_indices
         view.prompt_costs = {

@@ -15,14 +15,23 @@ Shape = tuple[int, int]
 
 
 class Shapes:
-    """The graphs of a catalog by kind, smallest capacity first, under one decode mode."""
+    """The graphs of a catalog by kind, smallest capacity first, under one decode mode.
+
+    Without `copies`, rounds that take copied proposals serve no decoder.
+    """
 
     __slots__ = ("by_kind", "catalog", "geometry", "prompt_shapes", "speculation")
 
-    def __init__(self, catalog: Catalog, speculation: SpeculationConfig | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        speculation: SpeculationConfig | None = None,
+        *,
+        copies: bool = True,
+    ) -> None:
         self.catalog = catalog
         self.speculation = SpeculationConfig() if speculation is None else speculation
-        self.geometry = Geometry(catalog, self.speculation)
+        self.geometry = Geometry(catalog, self.speculation, copies=copies)
         self.by_kind: tuple[tuple[Shape, ...], ...] = tuple(
             tuple(
                 (index, catalog.graphs[index].batch_capacity * catalog.graphs[index].token_capacity)

@@ -58,9 +58,7 @@ class Standing:
 
     __slots__ = (
         "_burst_tokens",
-        "_estimates",
         "_roster",
-        "_shapes",
         "_token_interval",
         "_yields",
         "batched",
@@ -69,11 +67,13 @@ class Standing:
         "decoders",
         "durations",
         "durations_ms",
+        "estimates",
         "initializing",
         "interval_ms",
         "machine_rates",
         "planned",
         "prefilling",
+        "shapes",
         "streams",
         "tenancies",
         "terminals",
@@ -108,7 +108,7 @@ class Standing:
         """K: the streams that a batch can deliver within two graphs."""
         self.interval_ms = decode_interval_ms(shapes, self.durations, self.batched)
         """Reference interval of the decode family; its inverse is the delivery reference rate."""
-        self._shapes, self._estimates = shapes, estimates
+        self.shapes, self.estimates = shapes, estimates
         self._token_interval: tuple[float | None] | None = None
         self._yields: list[Yields] | None = None
         self._burst_tokens: float | None = None
@@ -172,7 +172,7 @@ class Standing:
         requests = [*self.initializing, *self.prefilling]
         if not requests:
             return {}
-        shapes, mixed = self._shapes, fastest_mixed(self._shapes, self.durations)
+        shapes, mixed = self.shapes, fastest_mixed(self.shapes, self.durations)
         if not costs.has_intervals:
             return prompt_machine_rates(shapes, self.durations, requests, mixed)
         found: dict[Request, float | None] = {}
@@ -290,8 +290,8 @@ class Standing:
     def yields(self) -> list[Yields]:
         """What rounds of every variant are expected to commit, in the order of the decoders."""
         if self._yields is None:
-            programs = self._shapes.geometry.generating
-            self._yields = yields_of(self.decoders, programs, self._estimates, self.roster)
+            programs = self.shapes.geometry.generating
+            self._yields = yields_of(self.decoders, programs, self.estimates, self.roster)
         return self._yields
 
     @property
@@ -300,16 +300,16 @@ class Standing:
 
         It is computed when a frame or a newcomer asks for it, once.
         """
-        if self._estimates is None:
+        if self.estimates is None:
             return self.interval_ms
         if self._token_interval is None:
             self._token_interval = (
                 decode_token_interval_ms(
-                    self._shapes,
+                    self.shapes,
                     self.durations,
                     self.streams,
                     self.batched,
-                    self._estimates.acceptance,
+                    self.estimates.acceptance,
                     learned=self._read_survivals(),
                 ),
             )
@@ -323,15 +323,15 @@ class Standing:
         Before there are streams it is that of the prompts, who will be the streams. It is computed
         when a newcomer asks for it, once.
         """
-        if self._estimates is None:
+        if self.estimates is None:
             return 1.0
         if self._burst_tokens is None:
             interval_ms, token_interval_ms = self.interval_ms, self.token_interval_ms
             if not self.streams and self.machine_rates:
-                shapes, durations, prompts = self._shapes, self.durations, [*self.machine_rates]
+                shapes, durations, prompts = self.shapes, self.durations, [*self.machine_rates]
                 interval_ms = decode_interval_ms(shapes, durations, len(prompts))
                 token_interval_ms = decode_token_interval_ms(
-                    shapes, durations, prompts, len(prompts), self._estimates.acceptance
+                    shapes, durations, prompts, len(prompts), self.estimates.acceptance
                 )
             self._burst_tokens = 1.0
             if interval_ms is not None and token_interval_ms is not None:
@@ -340,13 +340,13 @@ class Standing:
 
     def _read_survivals(self) -> Floats | None:
         """Return the streams' drafted survivals [n, depth] if a decision has read them already."""
-        if self._yields is None or self._estimates is None or self.streams is not self.decoders:
+        if self._yields is None or self.estimates is None or self.streams is not self.decoders:
             return None
         for variant, found in zip(
-            self._shapes.geometry.generating.variants, self._yields, strict=True
+            self.shapes.geometry.generating.variants, self._yields, strict=True
         ):
             is_host = variant == PLAIN
-            if is_host and found.gains.shape[1] == self._estimates.acceptance.depth:
+            if is_host and found.gains.shape[1] == self.estimates.acceptance.depth:
                 return found.gains
         return None
 

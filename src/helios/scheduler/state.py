@@ -6,11 +6,14 @@ them. Only `seating`, `submission` and `settlement` change it.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from helios.scheduler.accounting import LastInterval
 from helios.scheduler.catalog import Catalog, GraphKind
 from helios.scheduler.checkpoints import CheckpointStore
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.cost import CostTable
+from helios.scheduler.geometry import takes_copies
 from helios.scheduler.ledger import Funds
 from helios.scheduler.plan import SelectionReason
 from helios.scheduler.policy import Decided
@@ -24,6 +27,8 @@ from helios.scheduler.standing import Standing
 from helios.scheduler.units import Fence
 from helios.scheduler.utility import Estimates
 from helios.scheduler.window import Window
+
+_COPIES = attrgetter("copies")
 
 PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)
 GENERATING_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
@@ -57,6 +62,7 @@ class State:
         "speculation",
         "store",
         "table",
+        "uncopied",
         "version",
         "widest_lane",
         "window",
@@ -72,6 +78,8 @@ class State:
         catalog.check_mode(speculation)
         self.catalog = catalog
         self.shapes = Shapes(catalog, speculation)
+        self.uncopied = _without_copies(catalog, speculation)
+        """The shapes while nobody has anything to copy; None where that makes no difference."""
         self.pool = ResourcePool(resources)
         self.store = CheckpointStore(self.pool)
         kinds = [graph.kind for graph in catalog.graphs]
@@ -120,9 +128,19 @@ class State:
         """The standing of one state version, derived."""
         self.executions = dict.fromkeys(SelectionReason, ExecutionCount(0, 0))
 
-    def estimates(self) -> Estimates | None:
-        """Return what prices proposals; None in a mode without any."""
-        if not self.shapes.geometry.proposes:
+    def present_shapes(self) -> Shapes:
+        """Return the shapes that the residents can be served with.
+
+        Rounds for copies are left out while nobody has any: what they then do, one of their batch
+        at one row does as well, behind a running frame, too (decision 0023).
+        """
+        if self.uncopied is None or any(map(_COPIES, self.table.resident)):
+            return self.shapes
+        return self.uncopied
+
+    def estimates(self, shapes: Shapes) -> Estimates | None:
+        """Return what prices proposals; None where none of the shapes takes any."""
+        if not shapes.geometry.proposes:
             return None
         return Estimates(self.history.acceptance, self.history.forecasts)
 
@@ -130,14 +148,31 @@ class State:
         """Return the standing of this state version, computed at most once."""
         version, standing = self.memo
         if standing is None or version != self.version:
-            table = self.table
+            table, shapes = self.table, self.present_shapes()
             standing = Standing(
-                self.shapes,
+                shapes,
                 self.costs,
                 table.resident,
                 has_tenants=table.waiting.has_tenants,
-                estimates=self.estimates(),
+                estimates=self.estimates(shapes),
                 last=standing,
             )
             self.memo = (self.version, standing)
         return standing
+
+
+def _without_copies(catalog: Catalog, speculation: SpeculationConfig) -> Shapes | None:
+    """Return the shapes without rounds for copies; None where these are not all replaceable.
+
+    One is by any other round of at least its batch, which serves lanes of one row.
+    """
+    rounds = [g for g in catalog.graphs if Catalog.generates(g, speculation)]
+    copied = [graph.batch_capacity for graph in rounds if takes_copies(graph)]
+    others = [
+        graph.batch_capacity
+        for graph in rounds
+        if graph.kind is GraphKind.SPECULATIVE and not takes_copies(graph)
+    ]
+    if not copied or max(copied) > max(others, default=0):
+        return None
+    return Shapes(catalog, speculation, copies=False)
