@@ -141,8 +141,8 @@ class ExecutionTiming:
     readiness_ns: int = 0
     """Exposed embedding-delivery delay, subtracted from the cost sample only."""
     feedback_ns: int = 0
-    """Time in which the device stood still because the frame needed the completion before it, beyond
-    what frames that were queued wait; added to the cost sample only."""
+    """Time in which the device stood still because the frame needed the completion before it,
+    beyond what frames that were queued wait; added to the cost sample only."""
 
 
 class GeneratedToken(NamedTuple):
