@@ -37,8 +37,7 @@ def plan(state: State) -> ScheduledPlan | None:
         standing.durations,
     )
     view.known_interval = (standing.interval_ms,)
-    view.estimates, view.yields = standing.estimates, standing.yields
-    view.roster = standing.roster
+    view.estimates, view.yields, view.roster = standing.estimates, standing.yields, standing.roster
     if costs.has_intervals:
         view.cost_indices = standing.cost_indices
         view.prompt_costs = {
