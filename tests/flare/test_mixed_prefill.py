@@ -48,11 +48,12 @@ def servers(
     model = str(write_tiny_directory(base / "tiny"))
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
     mixed = [model, *options, "--mixed-prefill", "--trace", str(base / "trace.jsonl")]
-    mixed += ["--speculation", "copy"] if request.param == "copy" else []
+    mixed += ["--speculation", "copy" if request.param == "copy" else "off"]
+    plainly = [model, *options, "--speculation", "off"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLARE_CACHE", str(base / "cache"))
         with (
-            running([model, *options], base / "plain.log") as (plain, _),
+            running(plainly, base / "plain.log") as (plain, _),
             running(mixed, base / "mixed.log") as (url, _),
         ):
             pair = Server(plain), Mixing(url, base / "trace.jsonl")
