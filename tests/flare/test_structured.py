@@ -307,3 +307,55 @@ def assert_nothing_is_left(server: Server) -> None:
             break
     assert (gauges["flare_rows_used"], gauges["flare_pages_used"]) == (0, 0)
     assert gauges["flare_requests_waiting"] == 0
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Oslo", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_required_and_named_calls_are_calls_with_valid_arguments(server, stream):
+    parameters = WEATHER["function"]["parameters"]
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for seed in range(4):
+        choice: Any = named if seed % 2 else "required"
+        fields: dict[str, Any] = {"tools": [WEATHER, CLOCK], "tool_choice": choice, "seed": seed}
+        answer = server.chat(stream=stream, parallel_tool_calls=False, **fields)
+        if stream:
+            *_, last = events = list(answer)
+            calls = [c for e in events for c in e.choices[0].delta.tool_calls or ()]
+            name = calls[0].function.name
+            arguments = "".join(call.function.arguments for call in calls)
+            reason = last.choices[0].finish_reason
+        else:
+            (choice,) = answer.choices
+            (call,) = choice.message.tool_calls
+            name, arguments, reason = call.function.name, call.function.arguments, "tool_calls"
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert reason == "tool_calls"
+        assert name == "get_weather" or not seed % 2
+        if name == "get_weather":
+            jsonschema.validate(json.loads(arguments), parameters)
+        else:
+            assert json.loads(arguments) == {}
+
+
+def test_a_call_that_the_token_limit_cuts_says_length(server):
+    answer = server.chat(tools=[WEATHER], tool_choice="required", max_tokens=60, seed=1)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == 60

@@ -34,6 +34,10 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return body["error"]
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "fragment"),
     [
@@ -124,10 +128,45 @@ def test_bodies_that_are_no_request(server, body, status, fragment):
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
             "messages[0].tool_calls",
-            "not supported",
+            "must hold exactly id, type (function) and function",
         ),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "not tool"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools", "[0] must hold exactly type and function"),
+        ({"tools": [{"type": "retrieval"}]}, "tools", 'type function, not "retrieval"'),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools",
+            'function.name must be 1 to 64 of a-z A-Z 0-9 _ -, not "a b"',
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": "q"}}}
+                ]
+            },
+            "tools",
+            "[0].function.parameters at /type: must be one of string",
+        ),
+        ({"tools": [TOOL, TOOL]}, "tools", 'two functions with the name "f"'),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tool_choice": "some", "tools": [TOOL]}, "tool_choice", 'required or {"type"'),
+        (
+            {
+                "tool_choice": {"type": "function", "function": {"name": "g"}},
+                "tools": [TOOL],
+            },
+            "tool_choice",
+            'names "g", which is none of the tools',
+        ),
+        (
+            {"tools": [TOOL], "response_format": {"type": "json_object"}},
+            "response_format",
+            "cannot have a format as well",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "", "tool_calls": [CALL]}]},
+            "messages",
+            "only an assistant message",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema, regex or choice"),
         ({"guided_grammar": "root ::= x"}, "guided_grammar", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import TypeVar
 
 from helios.server.errors import ApiError, invalid
 from helios.server.ports import TextModel
 from helios.server.schema import Message
+from helios.server.tool_prompt import call_text, with_tools
+from helios.server.tools import ToolUse
 
 R = TypeVar("R")
 
@@ -36,14 +39,16 @@ class PromptEncoder:
             raise invalid(f"{param} is empty", param)
         return token_ids
 
-    async def encode_chat(self, messages: Sequence[Message], limit_tokens: int) -> list[int]:
-        """Return the tokens of a conversation.
+    async def encode_chat(
+        self, messages: Sequence[Message], limit_tokens: int, use: ToolUse | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation, in which the tools of `use` are described.
 
         Raises ApiError (400) when they are too many or the template refuses the messages.
         """
         length = sum(len(message.content) for message in messages)
         self._check_least_length(length, limit_tokens, "messages")
-        fields = [_template_fields(message) for message in messages]
+        fields = with_tools([_template_fields(message) for message in messages], use)
         try:
             token_ids = await self._run(lambda: self._text.encode_chat(fields), length)
         except ValueError as error:
@@ -76,7 +81,13 @@ class PromptEncoder:
 
 def _template_fields(message: Message) -> dict[str, str]:
     role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": message.content}
+    content = message.content
+    if role == "tool":
+        # The result of a call comes in a user's turn, which every template knows.
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    if message.tool_calls:
+        content = "\n".join(filter(None, (content, *starmap(call_text, message.tool_calls))))
+    fields = {"role": role, "content": content}
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:

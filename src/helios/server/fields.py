@@ -43,12 +43,11 @@ CHAT_NEUTRAL: Final[dict[str, Neutral]] = {
     **_BOTH,
     "audio": _none("the model has no audio"),
     "echo": _none("echo belongs to /v1/completions", False),
-    "function_call": _none("there are no tool calls", "none", "auto"),
-    "functions": _none("there are no tool calls", []),
+    "function_call": _none("use tool_choice", "none", "auto"),
+    "functions": _none("use tools", []),
     "metadata": _none("nothing is stored", {}),
     "modalities": _none("the model only writes text", ["text"]),
     "moderation": _none("nothing is moderated"),
-    "parallel_tool_calls": _none("there are no tool calls", True),
     "prediction": _none("predicted outputs are not supported"),
     "prompt_cache_key": _none("there is no prompt cache to steer"),
     "prompt_cache_options": _none("there is no prompt cache to steer"),
@@ -57,8 +56,6 @@ CHAT_NEUTRAL: Final[dict[str, Neutral]] = {
     "safety_identifier": _none("requests are told apart by user"),
     "service_tier": _none("there is one tier; priority weighs requests", "auto", "default"),
     "store": _none("nothing is stored", False),
-    "tool_choice": _none("there are no tool calls", "none", "auto"),
-    "tools": _none("there are no tool calls", []),
     "verbosity": _none("the model has no such setting", "medium"),
     "web_search_options": _none("there is no web search"),
     "add_generation_prompt": _none("an answer is always begun", True),
@@ -73,8 +70,7 @@ COMPLETION_NEUTRAL: Final[dict[str, Neutral]] = {
 }
 
 MESSAGE_NEUTRAL: Final[dict[str, Neutral]] = {
-    "tool_calls": _none("there are no tool calls", []),
-    "function_call": _none("there are no tool calls"),
+    "function_call": _none("use tool_calls"),
     "refusal": _none("a refusal is written as content"),
     "audio": _none("the model has no audio"),
     "annotations": _none("the model takes no annotations", []),

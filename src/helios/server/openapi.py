@@ -98,10 +98,26 @@ def _request_schemas() -> dict[str, Any]:
                 "enum": list(entry.accepted),
                 "description": f"Accepted at these values only: {entry.reason}.",
             }
+    _state_content(schemas["Message"])
     wants_stream = _wants("stream_options", "object", "stream")
     schemas["CompletionRequest"]["allOf"] = [wants_stream]
     schemas["ChatRequest"]["allOf"] = [wants_stream, _wants("top_logprobs", "integer", "logprobs")]
     return schemas
+
+
+def _state_content(message: dict[str, Any]) -> None:
+    """An assistant message with calls may have no content, every other one has some."""
+    content = message["properties"]["content"]
+    content["anyOf"] = [*content["anyOf"], {"type": "null"}]
+    message["required"] = [name for name in message["required"] if name != "content"]
+    calls = {
+        "role": {"const": "assistant"},
+        "tool_calls": {"type": "array", "minItems": 1},
+    }
+    message["anyOf"] = [
+        {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+        {"properties": calls, "required": ["role", "tool_calls"]},
+    ]
 
 
 def _wants(field: str, kind: str, other: str) -> dict[str, Any]:

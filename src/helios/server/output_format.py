@@ -8,7 +8,7 @@ guided_json, guided_regex, guided_choice   the same under vLLM's older names
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 from pydantic_core import PydanticCustomError
@@ -199,7 +199,7 @@ def _named(value: Any, param: str) -> GrammarMessage:
     return _schema(value["schema"], param, "json_schema.schema ")
 
 
-def is_name(value: object) -> bool:
+def is_name(value: object) -> TypeGuard[str]:
     """Whether a value is a name as functions and schemas have one."""
     return (
         isinstance(value, str)

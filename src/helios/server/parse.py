@@ -23,6 +23,8 @@ _PARAM_OF_CHECK = {
     "top_logprobs": "top_logprobs",
     "too_many_choices": "n",
     "two_formats": "response_format",
+    "tool_calls": "messages",
+    "invalid_grammar": "tool_choice",
 }
 M = TypeVar("M", ChatRequest, CompletionRequest)
 
@@ -36,13 +38,18 @@ def parse_chat(raw: Mapping[str, Any]) -> ChatRequest:
     fields = _prepare(raw, CHAT_NEUTRAL, ChatRequest)
     messages = fields.get("messages")
     if isinstance(messages, list):
-        fields["messages"] = [
-            without_neutral(item, MESSAGE_NEUTRAL, Message.model_fields, f"messages[{index}].")
-            if isinstance(item, dict)
-            else item
-            for index, item in enumerate(messages)
-        ]
+        fields["messages"] = [_message(item, index) for index, item in enumerate(messages)]
     return _validate(ChatRequest, fields)
+
+
+def _message(item: Any, index: int) -> Any:
+    """Return one message's fields that are acted on; calls may stand without any content."""
+    if not isinstance(item, dict):
+        return item
+    kept = without_neutral(item, MESSAGE_NEUTRAL, Message.model_fields, f"messages[{index}].")
+    if kept.get("tool_calls") and kept.get("role") == "assistant" and kept.get("content") is None:
+        kept["content"] = ""
+    return kept
 
 
 def parse_completion(raw: Mapping[str, Any]) -> CompletionRequest:

@@ -25,7 +25,8 @@ async def chat_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Jo
     service.check_model(fields.model, engine)
     check_tokens(fields, engine, service.text.eos_token_ids)
     context = engine.context_length_tokens
-    prompt = await service.encoder.encode_chat(fields.messages, context - 1)
+    use = fields.tool_use
+    prompt = await service.encoder.encode_chat(fields.messages, context - 1, use)
     call_id = f"chatcmpl-{call_id}"
     submits = build_submits(
         fields,
@@ -37,11 +38,13 @@ async def chat_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Jo
         ),
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,
         scored=False,
+        grammar=fields.grammar if use is None else use.grammar(),
     )
     shape = ChatShape(
         _head(fields, engine, call_id),
         names=service.names if fields.logprobs else None,
         include_usage=_include_usage(fields),
+        callable_names=() if use is None else [tool.name for tool in use.tools],
     )
     return Job(
         submit=service.backend.submit,
@@ -70,6 +73,7 @@ async def completion_job(service: Service, raw: Mapping[str, Any], call_id: str)
         max_output_tokens=max_tokens,
         top_logprobs=-1 if fields.logprobs is None else fields.logprobs,
         scored=scored,
+        grammar=fields.grammar,
     )
     shape = CompletionShape(
         _head(fields, engine, call_id),

@@ -14,6 +14,8 @@ from pydantic_core import PydanticCustomError
 from helios.engine.messages import GrammarMessage
 from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
 from helios.server import output_format as formats
+from helios.server import tool_prompt
+from helios.server import tools as calling
 from helios.server.config import (
     MAX_CHOICES,
     MAX_MESSAGES,
@@ -265,6 +267,9 @@ class Message(StrictModel):
     content: Annotated[str, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         description="Text, or text parts, which are joined with a line break."
     )
+    tool_calls: Annotated[
+        Any, PlainValidator(tool_prompt.tool_calls), WithJsonSchema(tool_prompt.TOOL_CALLS_SCHEMA)
+    ] = Field((), description="Calls that an assistant message made.")
     name: str | None = Field(None, pattern="^[a-zA-Z0-9_-]{1,64}$")
     tool_call_id: str | None = Field(None, pattern="^[a-zA-Z0-9_-]{1,128}$")
 
@@ -285,6 +290,15 @@ class ChatRequest(SamplingFields):
         le=MAX_TOKENS_FIELD,
         description="Most output tokens; what is left of the context when absent.",
     )
+    tools: Annotated[Any, PlainValidator(calling.tools), WithJsonSchema(calling.TOOLS_SCHEMA)] = (
+        Field((), description="Functions that the answer may call.")
+    )
+    tool_choice: Annotated[
+        Any, PlainValidator(calling.tool_choice), WithJsonSchema(calling.CHOICE_SCHEMA)
+    ] = Field("", description="Whether it must: none, auto (default), required, or one function.")
+    parallel_tool_calls: bool | None = Field(
+        None, description="Whether a required call may be several; default true."
+    )
     logprobs: bool | None = Field(None, description="Report log-probabilities.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Alternatives per token; needs logprobs."
@@ -296,7 +310,24 @@ class ChatRequest(SamplingFields):
         formats.the_one({name: getattr(self, name) for name in formats.FORMAT_FIELDS})
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "needs logprobs to be true")
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        use = self.tool_use
+        if use is not None and self.grammar is not None:
+            raise PydanticCustomError(
+                "two_formats", "an answer that may call tools cannot have a format as well"
+            )
+        for message in self.messages:
+            if message.tool_calls and message.role != "assistant":
+                raise PydanticCustomError("tool_calls", "only an assistant message has tool_calls")
+
+    @property
+    def tool_use(self) -> calling.ToolUse | None:
+        """What the answer may call; None: nothing."""
+        in_parallel = self.parallel_tool_calls is not False
+        return calling.tool_use(self.tools, self.tool_choice, in_parallel=in_parallel)
 
 
 class CompletionRequest(SamplingFields):

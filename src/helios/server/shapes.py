@@ -15,9 +15,11 @@ import msgspec
 from helios.engine.messages import Delta, Finished, PromptLogprobs
 from helios.server.collected import Collected, finish_reason
 from helios.server.logprobs import CompletionLogprobsBuilder, TokenNames, chat_logprobs
+from helios.server.tool_answers import CallingChoice
 from helios.server.wire import (
     ChatChoice,
     ChatCompletion,
+    ChatFinishReason,
     ChatMessage,
     Completion,
     CompletionChoice,
@@ -73,9 +75,9 @@ class AnswerShape(Protocol):
         ...
 
 
-def _ending(event: Finished) -> bytes:
+def _ending(event: Finished, reason: str | None = None) -> bytes:
     return b'"finish_reason":"%b","stop_reason":%b}]' % (
-        finish_reason(event).encode(),
+        (reason or finish_reason(event)).encode(),
         _encode(event.stop_matched),
     )
 
@@ -87,8 +89,17 @@ def _usage_chunk(opening: bytes, usage: Usage) -> bytes:
 class ChatShape:
     """Chat completions."""
 
-    def __init__(self, head: AnswerHead, *, names: TokenNames | None, include_usage: bool) -> None:
-        """Report log-probabilities when there are `names`."""
+    def __init__(
+        self,
+        head: AnswerHead,
+        *,
+        names: TokenNames | None,
+        include_usage: bool,
+        callable_names: Sequence[str] = (),
+    ) -> None:
+        """Report log-probabilities when there are `names`; read calls of `callable_names`."""
+        self._callable = tuple(callable_names)
+        self._callers: dict[int, CallingChoice] = {}
         self._head = head
         self._names = names
         self._include_usage = include_usage
@@ -116,20 +127,43 @@ class ChatShape:
         logprobs = b"null"
         if self._names is not None:
             logprobs = _encode(chat_logprobs(self._names, event.logprobs))
-        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}]%b' % (
-            self._opening,
-            index,
-            _encode(event.text),
-            logprobs,
-            self._tail,
-        )
+        if self._callable:
+            deltas = self._caller(index).deltas(event.text)
+            if not deltas and self._names is not None:
+                deltas = [b'{"content":""}']
+        else:
+            deltas = [b'{"content":%b}' % _encode(event.text)]
+        return self._chunks(index, deltas, logprobs)
+
+    def _caller(self, index: int) -> CallingChoice:
+        """Return the reader of a choice's calls."""
+        if index not in self._callers:
+            self._callers[index] = CallingChoice(f"{self._head.id}-{index}", self._callable)
+        return self._callers[index]
+
+    def _chunks(self, index: int, deltas: Sequence[bytes], logprobs: bytes = b"null") -> bytes:
+        """Return one chunk per delta; the log-probabilities come with the first."""
+        chunks = []
+        for delta in deltas:
+            chunks.append(
+                b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}]%b'
+                % (self._opening, index, delta, logprobs, self._tail)
+            )
+            logprobs = b"null"
+        return b"".join(chunks)
 
     def closing(self, index: int, event: Finished) -> bytes:
         """Return the chunk that says why the choice ended."""
-        return b'%b{"index":%d,"delta":{},"logprobs":null,%b%b' % (
+        reason, rest = None, b""
+        if self._callable:
+            caller = self._caller(index)
+            rest = self._chunks(index, caller.rest())
+            reason = caller.reason(finish_reason(event))
+        return b'%b%b{"index":%d,"delta":{},"logprobs":null,%b%b' % (
+            rest,
             self._opening,
             index,
-            _ending(event),
+            _ending(event, reason),
             self._tail,
         )
 
@@ -152,11 +186,17 @@ class ChatShape:
 
     def _choice(self, index: int, choice: Collected) -> ChatChoice:
         names = self._names
+        message = ChatMessage(content="".join(choice.texts))
+        reason: ChatFinishReason = choice.finish_reason
+        if self._callable:
+            caller = self._caller(index)
+            message = caller.message("".join(choice.texts))
+            reason = caller.reason(choice.finish_reason)
         return ChatChoice(
             index=index,
-            message=ChatMessage(content="".join(choice.texts)),
+            message=message,
             logprobs=None if names is None else chat_logprobs(names, choice.logprobs),
-            finish_reason=choice.finish_reason,
+            finish_reason=reason,
             stop_reason=choice.stop_reason,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from helios.engine.messages import Ready, SamplingMessage, Submit
+from helios.engine.messages import GrammarMessage, Ready, SamplingMessage, Submit
 from helios.engine.ports import MAX_STOP_TOKENS
 from helios.server.errors import invalid
 from helios.server.schema import SamplingFields
@@ -37,6 +37,7 @@ def build_submits(
     max_output_tokens: int,
     top_logprobs: int,
     scored: bool,
+    grammar: GrammarMessage | None = None,
 ) -> list[Submit]:
     """Return the submits, choice i of prompt p at p * n + i.
 
@@ -60,7 +61,7 @@ def build_submits(
                     scored=scored,
                     weight=1.0 if fields.priority is None else fields.priority,
                     tenant=fields.user or "",
-                    grammar=fields.grammar,
+                    grammar=grammar,
                 )
             )
     return submits
