@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,7 +66,7 @@ class Server:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """A server without speculation and one with it, of the same model."""
     base = tmp_path_factory.mktemp("structured")
-    model = str(write_tiny_directory(base / "tiny"))
+    model = str(write_tiny_directory(base / "tiny", context=1536))
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLARE_CACHE", str(base / "cache"))
@@ -359,3 +360,17 @@ def test_a_call_that_the_token_limit_cuts_says_length(server):
     (choice,) = answer.choices
     assert choice.finish_reason == "length"
     assert answer.usage.completion_tokens == 60
+
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs/how-to/structured-output.md"
+
+
+def test_the_guide_runs_as_printed(servers, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    code = "\n".join(blocks).replace("http://127.0.0.1:8000", servers[1].url)
+    scope: dict[str, Any] = {}
+    exec(code.replace("smollm2-135m", "tiny"), scope)
+    scope["client"].close()
+    printed = capsys.readouterr().out.splitlines()
+    assert "'age': " in printed[0]
+    assert printed[1].startswith("get_weather {'city': ")

@@ -16,7 +16,7 @@ TEMPLATE = (
 )
 
 
-def write_tiny_directory(path: Path) -> Path:
+def write_tiny_directory(path: Path, *, context: int = CONTEXT) -> Path:
     """Write config, weights, byte-level tokenizer and chat template; return the directory."""
     path.mkdir(parents=True)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -38,7 +38,7 @@ def write_tiny_directory(path: Path) -> Path:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
