@@ -83,6 +83,13 @@ CheckpointExtraWorkFraction = Annotated[
         "Extra work for checkpoints of a prompt, as a share of its prefill (0 to 1).",
     ),
 ]
+GapObjectiveMs = Annotated[
+    float | None,
+    _field(
+        "--scheduler-gap-objective-ms",
+        "Gap that running streams should stay below, in ms (0: none).",
+    ),
+]
 AloneServiceShare = Annotated[
     float | None,
     _field(

@@ -16,20 +16,29 @@ from helios.scheduler import (
 from scheduling_sim.baselines.names import ENTRIES as BASELINES
 from scheduling_sim.platform import Platform
 from scheduling_sim.registry import PolicyEntry, unknown_name
+from scheduling_sim.seeds import measured_seeds
 
 
 def _helios(preset: Callable[[], PolicyConfig]) -> Callable[..., DecisionCore]:
     """Return the builder of the production scheduler with a preset."""
 
     def build_helios(
-        platform: Platform, *, mode: str = "", width: int = 0, **overrides: object
+        platform: Platform,
+        *,
+        mode: str = "",
+        width: int = 0,
+        seeded: bool = True,
+        **overrides: object,
     ) -> DecisionCore:
-        return Scheduler(
+        scheduler = Scheduler(
             catalog=platform.catalog,
             resources=platform.resources,
             policy=_overridden(preset(), overrides),
             speculation=_speculation(platform, mode, width),
         )
+        if seeded:
+            scheduler.seed_costs(measured_seeds(platform))
+        return scheduler
 
     return build_helios
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from helios.scheduler import GraphKind, PolicyConfig, RequestHandle, RequestSpec
-from helios.scheduler.candidates import rate_of, single_candidates, waiting_price
+from helios.scheduler.candidates import rate_of, single_candidates, waiting_of
 from helios.scheduler.requests import Request
 from helios.scheduler.utility import Shapes, View, units_of
+from helios.scheduler.waiting import Waiting
 from tests.scheduler.loop import small_catalog
 
 CATALOG = small_catalog()
@@ -39,7 +40,7 @@ def view_of(decoders: int = 0, prompts: tuple[int, ...] = (), terminals: int = 0
 
 def shapes_of(view: View) -> list[tuple[str, list[int]]]:
     units = units_of(view)
-    found = single_candidates(view, units, waiting_price(view, units))
+    found = single_candidates(view, units, waiting_of(view, units))
     return [
         (CATALOG.graphs[c.graph_index].name, [lane.arrival for lane in c.cohort]) for c in found
     ]
@@ -72,9 +73,9 @@ def test_waiting_is_charged_for_everyone_not_only_the_served(kind: GraphKind) ->
     """T/2 times the coefficients of all decoders and terminal rows (1.4)."""
     view = view_of(decoders=3, terminals=2)
     units = units_of(view)
-    waiting = waiting_price(view, units)
-    assert waiting == pytest.approx(3 * 0.1 + 2 * 1.0)
-    assert rate_of(10.0, 4.0, waiting) == pytest.approx(2.5 - 2.0 * waiting)
+    waiting = waiting_of(view, units)
+    assert waiting == Waiting(pytest.approx(3 * 0.1 + 2 * 1.0))
+    assert rate_of(10.0, 4.0, waiting) == pytest.approx(2.5 - 2.0 * waiting.price)
     assert rate_of(10.0, 0.0, waiting) == 10.0
     found = [
         candidate
@@ -83,4 +84,4 @@ def test_waiting_is_charged_for_everyone_not_only_the_served(kind: GraphKind) ->
     ]
     for candidate in found:
         value = sum(-lane.negative_value + 2.0 * candidate.age_slope for lane in candidate.cohort)
-        assert -candidate.negative_rate == pytest.approx(value / 2.0 - waiting)
+        assert -candidate.negative_rate == pytest.approx(value / 2.0 - waiting.price)

@@ -13,6 +13,7 @@ from helios.scheduler.continuation import (
     future_delivery_ms,
     index_rate,
 )
+from helios.scheduler.waiting import Waiting
 from tests.scheduler.oracles.chains import Ending, verdicts_of
 
 
@@ -53,7 +54,7 @@ def check_measured(seed: int) -> None:
     found = contributions_of(chains_of(table), np.array([first_ms]))
     best = np.sort(found.value[0])[::-1][:rows]
     expected = max(verdict.score for verdict in verdicts_of(table, rows, first_ms, waiting))
-    assert index_rate(float(best.sum()), first_ms, waiting) == expected
+    assert index_rate(float(best.sum()), first_ms, Waiting(waiting)) == expected
     assert found.known.all()
 
 
@@ -118,5 +119,5 @@ def test_a_blocked_stream_has_its_own_reference() -> None:
 
 def test_an_unmeasured_first_graph_scores_the_plain_sum() -> None:
     """No division by zero (10.10)."""
-    assert index_rate(12.0, 0.0, 5.0) == 12.0
-    assert index_rate(12.0, 4.0, 0.5) == 3.0 - 1.0
+    assert index_rate(12.0, 0.0, Waiting(5.0)) == 12.0
+    assert index_rate(12.0, 4.0, Waiting(0.5)) == 3.0 - 1.0

@@ -32,6 +32,7 @@ from helios.scheduler.forecast import OWN, ForecastTable
 from helios.scheduler.policy import Decision
 from helios.scheduler.requests import Request
 from helios.scheduler.utility import Estimates, Shapes, View
+from helios.scheduler.window import price_ages
 from tests.scheduler.oracles.generation import Choice, Decoder, Prompt, World, choices_of
 from tests.support.catalogs import descriptor
 
@@ -124,6 +125,7 @@ def view_of(world: World, catalog: Catalog) -> View:
         view.prefilling.append(request)
         view.prompt_prices[request] = prompt.token_price
     view.estimates = Estimates(acceptance, forecast)
+    price_ages(view)
     return view
 
 
@@ -194,6 +196,7 @@ def random_world(source: random.Random, mode: str, *, aged: bool) -> World:
         token_fairness=source.choice([0.0, 16.0]),
         delivery_fairness=source.choice([0.0, 4.0]),
         decode_age_price=0.125 if aged else 0.0,
+        gap_objective_ms=source.choice([0.0, 0.0, 4.0, 25.0]),
         adaptive_verification_alpha=source.choice([1.0, 1.0, 2.0]),
     )
     durations = tuple(source.choice(costs) for _ in catalog.graphs)

@@ -22,13 +22,14 @@ from helios.scheduler import (
 )
 from helios.scheduler.acceptance import AcceptanceTable
 from helios.scheduler.blocks import Block, Candidate
-from helios.scheduler.candidates import scene_of_view, undominated, waiting_price
+from helios.scheduler.candidates import scene_of_view, undominated, waiting_of
 from helios.scheduler.forecast import ForecastTable
 from helios.scheduler.images import ImageSpan
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.requests import ImageWindow, Request
 from helios.scheduler.selection import Selection
 from helios.scheduler.utility import Estimates, Shapes, View, units_of
+from helios.scheduler.window import price_ages
 from tests.scheduler.oracles import preparing as oracle
 from tests.scheduler.oracles.preparing import Item, Program, World
 from tests.support.catalogs import descriptor
@@ -96,6 +97,7 @@ def random_world(random_: random.Random, mode: DecodeMode, requests: int) -> Wor
         programs,
         PolicyConfig(
             decode_age_price=random_.choice((0.0, 0.125, 2.0)),
+            gap_objective_ms=random_.choice((0.0, 0.0, 5.0, 30.0)),
             terminal_value=random_.choice((0.0, 256.0)),
             terminal_age_price=random_.choice((0.0, 1.0, 16.0)),
         ),
@@ -137,6 +139,7 @@ def view_of(world: World, mode: DecodeMode) -> View:
         view.stream_shares = []
     for item in world.items:
         place(view, item)
+    price_ages(view)
     return view
 
 
@@ -180,7 +183,7 @@ def place(view: View, item: Item) -> None:
 def blocks_of(view: View) -> list[Block]:
     """Return the candidates with a prerequisite."""
     units = units_of(view)
-    scene = scene_of_view(view, units, waiting_price(view, units))
+    scene = scene_of_view(view, units, waiting_of(view, units))
     return list(preparing_blocks(scene, units))
 
 
@@ -219,7 +222,7 @@ def check_terms(candidate: Candidate, world: World) -> None:
     assert candidate.terms is not None
     total, known_ms = sum(candidate.terms), candidate.known_ms
     if candidate.determinate:
-        total = total / known_ms - known_ms / 2 * world.waiting
+        total = total / known_ms - world.waiting_cost(known_ms)
     assert total == pytest.approx(-candidate.negative_rate, rel=1e-9, abs=1e-9)
 
 

@@ -18,6 +18,7 @@ from helios.scheduler import GraphKind, PolicyConfig, RequestHandle, RequestSpec
 from helios.scheduler.policy import Decision
 from helios.scheduler.requests import Request
 from helios.scheduler.utility import Shapes, View
+from helios.scheduler.window import price_ages
 from tests.scheduler.oracles.selection import (
     Candidate,
     Graph,
@@ -65,6 +66,7 @@ def decide(model: ModelledCatalog, situation: Situation) -> tuple[str, tuple[int
     view.prompt_class = view.prompt_class._replace(price=situation.class_price)
     reference = situation.reference_ms(GraphKind.DECODE) or 0.0
     view.delivery_prices = [reference if p is None else p for p in view.delivery_prices]
+    price_ages(view)
     decision = Decision(view)
     winner = decision.winner
     assert winner is not None
@@ -132,6 +134,7 @@ POLICIES = [
     PolicyConfig(),
     PolicyConfig.throughput(),
     PolicyConfig(token_fairness=0.0, delivery_fairness=0.0, terminal_value=0.0),
+    PolicyConfig(gap_objective_ms=20.0),
 ]
 
 
@@ -188,6 +191,7 @@ policy_strategy = st.builds(
     token_fairness=st.sampled_from([0.0, 16.0]),
     delivery_fairness=st.sampled_from([0.0, 4.0]),
     decode_age_price=st.sampled_from([0.0, 0.1]),
+    gap_objective_ms=st.sampled_from([0.0, 5.0, 200.0]),
     terminal_value=st.sampled_from([0.0, 256.0]),
     terminal_age_price=st.sampled_from([0.0, 1.0]),
     prefill_balance=st.sampled_from([0.0, 0.5, 1.5, 8.0]),

@@ -12,7 +12,7 @@ import pytest
 from helios.scheduler import DecodeMode, GraphKind, Phase, PolicyConfig
 from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
 from helios.scheduler.blocks import Candidate
-from helios.scheduler.candidates import scene_of_view, waiting_price
+from helios.scheduler.candidates import scene_of_view, waiting_of
 from helios.scheduler.cost import CostAges
 from helios.scheduler.lookahead import preparing_blocks
 from helios.scheduler.policy import Decision, score_of
@@ -290,7 +290,7 @@ def test_ragged_rounds_are_bounded_by_every_cohort() -> None:
         situation = world(RAGGED, *items, mode=DecodeMode.ADAPTIVE)
         view = view_of(situation, DecodeMode.ADAPTIVE)
         units = units_of(view)
-        blocks = preparing_blocks(scene_of_view(view, units, waiting_price(view, units)), units)
+        blocks = preparing_blocks(scene_of_view(view, units, waiting_of(view, units)), units)
         for block in blocks:
             for entry in np.flatnonzero(block.rate > -np.inf).tolist():
                 candidate = block.best(entry)

@@ -152,7 +152,7 @@ def test_the_whole_duration_is_charged_and_padding_earns_nothing() -> None:
             value = sum(-lane.negative_value for lane in candidate.cohort)
             value += candidate.streams * candidate.age_slope * candidate.duration_ms
             charged = value / candidate.duration_ms
-            charged -= 0.5 * candidate.duration_ms * decision.waiting
+            charged -= 0.5 * candidate.duration_ms * decision.waiting.price
             assert -candidate.negative_rate == pytest.approx(charged)
             used = sum(rows_of(candidate)) + sum(x.prompt_tokens for x in candidate.cohort)
             room = graph.prefill_capacity + (graph.batch_capacity - 1) * graph.token_capacity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from helios.scheduler import Phase, PolicyConfig
@@ -28,11 +30,18 @@ SMALL = modelled(
 )
 
 
+POLICIES = (
+    dataclasses.replace(PolicyConfig(), gap_objective_ms=20.0),
+    PolicyConfig.balanced(),
+    PolicyConfig.throughput(),
+)
+
+
 def simulate(
     model: ModelledCatalog, seed: int, steps: int, *, rows: int, pages: int
 ) -> tuple[World, Workload, Shadow]:
     """Run a workload to its end and drain it."""
-    policy = (PolicyConfig(), PolicyConfig.balanced(), PolicyConfig.throughput())[seed % 3]
+    policy = POLICIES[seed % 3]
     world = World(model, rows=rows, pages=pages, page_size=64, waiting=64, policy=policy)
     Checker.watch(world)
     shadow = Shadow.watch(world)

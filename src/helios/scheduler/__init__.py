@@ -15,6 +15,7 @@ from helios.scheduler.catalog import (
 )
 from helios.scheduler.checkpoints import CheckpointStats
 from helios.scheduler.config import DecodeMode, PolicyConfig, ResourceConfig, SpeculationConfig
+from helios.scheduler.cost import entry_names as cost_entry_names
 from helios.scheduler.errors import (
     CompletionError,
     FenceError,
@@ -105,6 +106,7 @@ __all__ = [
     "TraceLane",
     "UnknownHandleError",
     "Usage",
+    "cost_entry_names",
     "format_trace",
     "parse_trace",
 ]

@@ -15,6 +15,7 @@ from helios.scheduler.geometry import Flags, Integers
 from helios.scheduler.lanes import Lanes
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane
+from helios.scheduler.waiting import Waiting
 
 
 class Terms(NamedTuple):
@@ -88,23 +89,20 @@ def rank_key(candidate: Candidate) -> RankKey:
     )
 
 
-def rate_of(value: float, duration_ms: float, waiting: float) -> float:
-    """Return value per time less the waiting cost; the plain value while indeterminate.
-
-    `waiting` is the sum of the age coefficients of every active decoder and terminal row.
-    """
+def rate_of(value: float, duration_ms: float, waiting: Waiting) -> float:
+    """Return value per time less the waiting cost; the plain value while indeterminate."""
     if duration_ms <= 0.0:
         return value
-    return value / duration_ms - 0.5 * duration_ms * waiting
+    return value / duration_ms - waiting.cost(duration_ms)
 
 
-def rates_of(values: Floats, durations_ms: Floats, waiting: float) -> Floats:
+def rates_of(values: Floats, durations_ms: Floats, waiting: Waiting) -> Floats:
     """Return `rate_of` of arrays."""
     if len(durations_ms) and durations_ms[durations_ms.argmin()] > 0.0:
-        return values / durations_ms - 0.5 * durations_ms * waiting
+        return values / durations_ms - waiting.costs(durations_ms)
     known = durations_ms > 0.0
     rates = np.divide(values, durations_ms, out=values.copy(), where=known)
-    return np.where(known, rates - 0.5 * durations_ms * waiting, rates)
+    return np.where(known, rates - waiting.costs(durations_ms), rates)
 
 
 class Block(Protocol):

@@ -20,16 +20,22 @@ from helios.scheduler.scene import Scene, scene_of
 from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import streams_of
 from helios.scheduler.utility import Lane, Prompt, Units, View, prompts_of, terminal_lanes
+from helios.scheduler.waiting import Waiting, near_objective
 
-__all__ = ["Candidate", "rate_of", "single_candidates", "waiting_price"]
+__all__ = ["Candidate", "rate_of", "single_candidates", "waiting_of"]
 
 
-def waiting_price(view: View, units: Units) -> float:
-    """Return the sum of the age coefficients that every candidate's duration costs."""
-    streams = float(len(view.decoders) + len(view.blocked))
+def waiting_of(view: View, units: Units) -> Waiting:
+    """Return what every candidate's duration costs the active decoders and terminal rows."""
+    streams, shares = float(len(view.decoders) + len(view.blocked)), None
     if view.stream_shares is not None:
+        shares = [*view.stream_shares, *view.blocked_shares]
         streams = sum(view.stream_shares) + sum(view.blocked_shares)
-    return streams * units.age + len(view.terminals) * units.terminal_age
+    price = streams * units.age + len(view.terminals) * units.terminal_age
+    objective_ms = view.policy.gap_objective_ms
+    if objective_ms <= 0.0:
+        return Waiting(price)
+    return Waiting(price, near_objective(view.waited_ms, shares, units.age, objective_ms))
 
 
 def single_blocks(scene: Scene, units: Units) -> list[Block]:
@@ -50,7 +56,7 @@ def generating_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
 def listed_blocks(
     view: View,
     units: Units,
-    waiting: float,
+    waiting: Waiting,
     prompts: Sequence[Prompt],
     *,
     padded: bool = False,
@@ -78,7 +84,7 @@ def listed_blocks(
     return found
 
 
-def single_candidates(view: View, units: Units, waiting: float) -> list[Candidate]:
+def single_candidates(view: View, units: Units, waiting: Waiting) -> list[Candidate]:
     """Return every single-graph candidate after dominance."""
     found = []
     for block in single_blocks(scene_of_view(view, units, waiting), units):
@@ -101,7 +107,7 @@ def undominated(view: View, block: Block, entry: int) -> Candidate | None:
     return min(remaining, key=rank_key, default=None)
 
 
-def scene_of_view(view: View, units: Units, waiting: float) -> Scene:
+def scene_of_view(view: View, units: Units, waiting: Waiting) -> Scene:
     """Return what the blocks of generating programs share."""
     interval = view.decode_interval_ms()
     streams = streams_of(view, units, interval)
@@ -120,7 +126,7 @@ def mixed_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
 
 
 def _batch_candidates(
-    view: View, kind: GraphKind, lanes: list[Lane], slope: float, waiting: float, *, padded: bool
+    view: View, kind: GraphKind, lanes: list[Lane], slope: float, waiting: Waiting, *, padded: bool
 ) -> list[Candidate]:
     sums = prefix_values([-lane.negative_value for lane in lanes])
     found = []

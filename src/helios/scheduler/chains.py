@@ -29,6 +29,7 @@ from helios.scheduler.shapes import Shape
 from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import Floats, streams_of
 from helios.scheduler.utility import Lane, Units, View, prompts_of
+from helios.scheduler.waiting import NO_WAITING
 
 
 class Worth(NamedTuple):
@@ -92,7 +93,7 @@ def _stream_chains(view: View, units: Units, decoders: View) -> Chains:
     ending_ms = durations[programs.graph]
     fastest_ms = float(ending_ms[ending_ms > 0.0].min(initial=np.inf))
     streams = streams_of(decoders, units, None)
-    scene = scene_of(decoders, streams, slope=0.0, waiting=0.0)
+    scene = scene_of(decoders, streams, slope=0.0, waiting=NO_WAITING)
     ages = dict(zip(decoders.decoders, decoders.ages_ms, strict=True))
     further_ms, slopes, credit = [], [], []
     shares = np.ones(len(ages)) if streams.shares is None else streams.shares

@@ -65,6 +65,9 @@ class PolicyConfig:
     """Delivery-rate log-utility coefficient, value/ms (g)."""
     decode_age_price: float = 0.1
     """Linear output-age cost coefficient, value/ms^2 (c)."""
+    gap_objective_ms: float = 0.0
+    """Gap that streams should stay below: waiting costs more from six tenths of it on; 0 leaves the
+    cost of waiting linear (decision 0026)."""
     terminal_value: float = 256.0
     """Value of one terminal retirement, in prompt-token units."""
     terminal_age_price: float = 1.0

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.scheduler.waiting import Waiting
+
 Floats = NDArray[np.float64]
 
 
@@ -67,11 +69,11 @@ def contributions_of(chains: Chains, first_ms: Floats) -> Contributions:
     return Contributions(best, useful, ending, has_measured[:, :, 0])
 
 
-def index_rate(total: float, first_ms: float, waiting: float) -> float:
-    """Return sum/T - T/2 * `waiting`; the plain sum while the candidate is indeterminate."""
+def index_rate(total: float, first_ms: float, waiting: Waiting) -> float:
+    """Return sum/T less the waiting cost; the plain sum while the candidate is indeterminate."""
     if first_ms <= 0.0:
         return total
-    return total / first_ms - 0.5 * first_ms * waiting
+    return total / first_ms - waiting.cost(first_ms)
 
 
 def future_delivery_ms(stages_ms: list[float], ending_ms: float) -> float | None:

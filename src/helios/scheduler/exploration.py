@@ -42,6 +42,7 @@ from helios.scheduler.requests import Request
 from helios.scheduler.rounds import SLACK
 from helios.scheduler.state import State
 from helios.scheduler.streams import lane_limits
+from helios.scheduler.units import NANOSECONDS_PER_MS
 from helios.scheduler.utility import View
 
 _PREFILLS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
@@ -57,6 +58,10 @@ _NEW_LANE: Callable[[tuple[Request, int, int]], Lane[Request]] = partial(tuple._
 
 MOST_OFFERS = 32
 """Most rounds that one search materialises."""
+
+
+PATIENCE_TTLS = 10
+"""For so many estimate lifetimes a stale graph waits rather than break a gap objective."""
 
 
 def selected(state: State, decision: Decision, winner: Candidate) -> Selected:
@@ -224,7 +229,7 @@ def _offer_of(state: State, candidate: Candidate) -> Offer[Candidate, Request]:
 
 
 def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candidate | None:
-    attention = _stale_costs(state, decision.view, winner.graph_index)
+    attention = _tolerable(state, decision.view, _stale_costs(state, decision.view, winner))
     if not attention:
         return None
     return stale_alternative(
@@ -235,7 +240,26 @@ def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candida
     )
 
 
-def _stale_costs(state: State, view: View, winner_graph: int) -> dict[int, int]:
+def _tolerable(state: State, view: View, attention_ns: dict[int, int]) -> dict[int, int]:
+    """Return the stale costs that carry no stream past the gap objective, and overdue ones.
+
+    Without the exception an outlier could keep a long graph out for ever on a machine that never
+    rests (11.5.1).
+    """
+    if view.policy.gap_objective_ms <= 0.0 or not view.waited_ms:
+        return attention_ns
+    room_ns = (view.policy.gap_objective_ms - max(view.waited_ms)) * NANOSECONDS_PER_MS
+    first_ns = state.now_ns if state.dispatches.first_ns is None else state.dispatches.first_ns
+    overdue_ns = state.now_ns - PATIENCE_TTLS * state.costs.ttl_ns
+    estimates_ns = state.costs.estimates_ns
+    return {
+        index: at_ns
+        for index, at_ns in attention_ns.items()
+        if estimates_ns[index] <= room_ns or max(at_ns, first_ns) < overdue_ns
+    }
+
+
+def _stale_costs(state: State, view: View, winner: Candidate) -> dict[int, int]:
     """Return the stale cost entries that price something now, with the time of their attention.
 
     Where prompts have entries of their own, a prefill is stale for some prompts and fresh for
@@ -245,7 +269,7 @@ def _stale_costs(state: State, view: View, winner_graph: int) -> dict[int, int]:
         stale_attention_ns,
         state.costs,
         state.dispatches,
-        winner_graph=winner_graph,
+        winner_graph=winner.graph_index,
         now_ns=state.now_ns,
     )
     means = state.standing().cost_indices

@@ -202,7 +202,7 @@ class Generation:
         duration_ms = float(self.known_ms[entry])
         value = rate
         if duration_ms > 0.0:
-            value = (rate + 0.5 * duration_ms * self._scene.waiting) * duration_ms
+            value = (rate + self._scene.waiting.cost(duration_ms)) * duration_ms
         slack = SLACK * abs(value)
         if self._prompts is not None:
             value -= float(self._prompts.service[self._rows[entry], self._columns[entry]])

@@ -20,7 +20,7 @@ from helios.scheduler.candidates import (
     listed_blocks,
     mixed_blocks,
     undominated,
-    waiting_price,
+    waiting_of,
 )
 from helios.scheduler.catalog import GraphDescriptor, GraphKind, ProposalSource
 from helios.scheduler.config import DecodeMode
@@ -87,7 +87,7 @@ class Decision:
     def __init__(self, view: View) -> None:
         self.view = view
         self.units: Units = units_of(view)
-        self.waiting = waiting_price(view, self.units)
+        self.waiting = waiting_of(view, self.units)
         self._alone: list[Block] | None = None
         self._scene: Scene | None = None
         self._screening: Screening | None = None
@@ -375,7 +375,7 @@ def score_of(
         terminal_value=terms.terminal,
         saved_waiting=terms.saved_waiting,
         continuation_value=terms.continuation,
-        waiting_cost=0.5 * whole_ms * decision.waiting if candidate.determinate else 0.0,
+        waiting_cost=decision.waiting.cost(whole_ms) if candidate.determinate else 0.0,
         duration_ms=candidate.duration_ms,
         following=None if following is None else graphs[following].name,
         following_ms=candidate.following_ms,

@@ -17,6 +17,7 @@ from helios.scheduler.prompts import PromptTable, advancing, best_prompts, lane_
 from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Prompt, View
+from helios.scheduler.waiting import Waiting
 
 
 class Prefills:
@@ -39,7 +40,7 @@ class Prefills:
     )
 
     def __init__(
-        self, view: View, prompts: Sequence[Prompt], waiting: float, *, padded: bool = False
+        self, view: View, prompts: Sequence[Prompt], waiting: Waiting, *, padded: bool = False
     ) -> None:
         self._waiting = waiting
         self._places: list[tuple[PromptTable, int, int]] = []

@@ -14,6 +14,7 @@ from helios.scheduler.prompts import PromptTable
 from helios.scheduler.rounds import yields_of
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_table
 from helios.scheduler.utility import Estimates, View, Yields
+from helios.scheduler.waiting import Waiting
 
 
 class Scene(NamedTuple):
@@ -26,8 +27,8 @@ class Scene(NamedTuple):
     """By graph index; zero is indeterminate."""
     slope: float
     """Age credit of a served stream per ms of the graph's duration."""
-    waiting: float
-    """Sum of the age coefficients of every active decoder and terminal row."""
+    waiting: Waiting
+    """What the duration of a graph costs everybody."""
     is_inexact: bool
     inexact: Flags
     """Lane classes whose yields bound several programs."""
@@ -46,7 +47,7 @@ def placed_yields(view: View, streams: Streams) -> list[Yields]:
     return [variant.placed(streams.place, alpha) for variant in view.yields]
 
 
-def scene_of(view: View, streams: Streams, *, slope: float, waiting: float) -> Scene:
+def scene_of(view: View, streams: Streams, *, slope: float, waiting: Waiting) -> Scene:
     """Price every stream's lane in every class of the catalog."""
     programs, estimates = view.shapes.geometry.generating, view.estimates
     yields = placed_yields(view, streams)

@@ -23,6 +23,7 @@ from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.rounds import lanes_in_order
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_values, ranked
 from helios.scheduler.utility import Lane, View, Yields
+from helios.scheduler.waiting import Waiting
 
 ROOM = 1.0 + 1e-12
 """What a bound of a sum of up to 64 values and credits is multiplied by: another order of adding
@@ -65,7 +66,6 @@ class Screening:
     __slots__ = (
         "_contest",
         "_credit",
-        "_half_waiting",
         "_inexact",
         "_is_open",
         "_known_ms",
@@ -76,6 +76,7 @@ class Screening:
         "_slope",
         "_streams",
         "_table",
+        "_time_costs",
         "_tokens",
         "_tops",
         "_values",
@@ -90,7 +91,7 @@ class Screening:
         yields: Sequence[Yields],
         *,
         slope: float,
-        waiting: float,
+        waiting: Waiting,
         table: LaneTable | None = None,
     ) -> None:
         """Take `table` where the lanes of all classes have been priced and ranked already."""
@@ -119,7 +120,7 @@ class Screening:
         """Sums of the 0, 1, ... largest marginals, by lane class."""
         # The products of the exact score, in its order.
         self._credit: Floats = self._contest.lanes * slope * self._known_ms
-        self._half_waiting: Floats = 0.5 * self._known_ms * waiting
+        self._time_costs: Floats = waiting.costs(self._known_ms)
 
     def winner(self) -> Candidate | None:
         """Return the first candidate by rank; None where bounds alone cannot tell."""
@@ -204,7 +205,7 @@ class Screening:
             bounds += self._credit
             bounds *= ROOM
         bounds /= known_ms
-        bounds -= self._half_waiting
+        bounds -= self._time_costs
         return bounds
 
     def _row(self, lane_class: int) -> _Row:
@@ -263,7 +264,7 @@ class Screening:
         bounds += self._credit.take(places)
         bounds *= ROOM
         bounds /= known_ms
-        bounds -= self._half_waiting.take(places)
+        bounds -= self._time_costs.take(places)
         last = pending - sums.take(lanes - 1) + self._slope * known_ms
         is_open = (bounds >= best) | (last < tops.take(spare + 1) - extra)
         left: Integers = places[is_open]

@@ -100,6 +100,7 @@ class View:
         "terminal_ages_ms",
         "terminals",
         "token_prices",
+        "waited_ms",
         "yields",
     )
 
@@ -131,6 +132,9 @@ class View:
         """Of the decoders in their order; zero while no reference rate made it physical."""
         self.delivery_prices: list[float] = []
         self.ages_ms: list[float] = []
+        """As they are priced (1.4.1)."""
+        self.waited_ms: Sequence[float] = ()
+        """Plain ages of all decoders, blocked ones last; only under a gap objective."""
         self.cost_indices: Sequence[int] | None = None
         """The cost entry of every graph; None: the graph indices."""
         self.prompt_costs: dict[Request, tuple[Sequence[int], Sequence[float]]] = {}

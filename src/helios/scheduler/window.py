@@ -23,6 +23,7 @@ from helios.scheduler.standing import Standing
 from helios.scheduler.tenants import Account, waiting_floor
 from helios.scheduler.units import NANOSECONDS_PER_MS, Fence, ms_of
 from helios.scheduler.utility import View
+from helios.scheduler.waiting import priced_age
 
 FRAME_SLOTS = 2
 
@@ -218,7 +219,17 @@ def projected_view(
         _project_streams(view, standing, outlook)
     else:
         _project_decoders(view, standing, outlook)
+    price_ages(view)
     return view
+
+
+def price_ages(view: View) -> None:
+    """Let ages count as the gap objective has it, and keep the plain ones; nothing without one."""
+    objective_ms = view.policy.gap_objective_ms
+    if objective_ms > 0.0:
+        view.waited_ms = [*view.ages_ms, *view.blocked_ages_ms]
+        view.ages_ms = [priced_age(age_ms, objective_ms) for age_ms in view.ages_ms]
+        view.blocked_ages_ms = [priced_age(age_ms, objective_ms) for age_ms in view.blocked_ages_ms]
 
 
 def _project_prompts(view: View, standing: Standing, outlook: Outlook) -> None:

@@ -42,7 +42,7 @@ AZURE: Final = "azure/AzureLLMInferenceTrace_conv.csv"
 AZURE_FULL_RATE: Final = 7.0
 """Requests per second at 100 % load, on RTX PRO 6000 with Llama-3.1-8B and 64 slots."""
 MOONCAKE: Final = "mooncake/conversation_trace.jsonl"
-MOONCAKE_FULL_SHARE: Final = 0.137
+MOONCAKE_FULL_SHARE: Final = 0.12
 """Share of the trace at 100 % load. Its times have a tick of 3 s, so stretching them would
 make bursts; requests are sampled instead."""
 AZURE_POLICIES: Final = (

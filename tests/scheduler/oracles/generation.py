@@ -21,6 +21,7 @@ from helios.scheduler import (
     RowAllocation,
     SpeculationConfig,
 )
+from tests.scheduler.oracles.waiting import further_cost, phi
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +142,7 @@ def lane_value(world: World, graph: GraphDescriptor, decoder: Decoder, length: i
     return (
         yield_of(world, graph, decoder, length) * token_value(world, decoder.token_price)
         + decoder.share * policy.delivery_fairness * decoder.delivery_price
-        + decoder.share * policy.decode_age_price * world.sigma * decoder.age_ms
+        + decoder.share * policy.decode_age_price * world.sigma * phi(policy, decoder.age_ms)
     )
 
 
@@ -248,7 +249,10 @@ def _choice(
         ceilings[prompt.arrival] = consumed
     used.sort()
     waiting = policy.decode_age_price * sum(d.share for d in world.decoders)
-    score = value if duration <= 0 else value / duration - 0.5 * duration * waiting
+    cost = 0.5 * duration * waiting
+    waits = [(d.age_ms, d.share * policy.decode_age_price) for d in world.decoders]
+    cost += further_cost(policy, waits, duration)
+    score = value if duration <= 0 else value / duration - cost
     key = (
         duration > 0,
         -score,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from helios.scheduler import GraphDescriptor, GraphKind, PolicyConfig
+from tests.scheduler.oracles.waiting import further_cost, phi
 
 PREPARING = (GraphKind.INITIALIZE, GraphKind.RESTORE, GraphKind.VISION, GraphKind.SNAPSHOT)
 PREFILLS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
@@ -68,11 +69,13 @@ class World:
     generates: tuple[bool, ...]
     """Per program: decoders may run in it in the loaded mode."""
 
-    @property
-    def waiting(self) -> float:
-        """Sum of the age coefficients of all decoders and terminal rows, blocked ones included."""
+    def waiting_cost(self, duration_ms: float) -> float:
+        """What a duration costs all decoders and terminal rows, blocked ones included."""
         price = {"decode": self.policy.decode_age_price, "terminal": self.policy.terminal_age_price}
-        return sum(price.get(item.role, 0.0) * item.share for item in self.items)
+        total = sum(price.get(item.role, 0.0) * item.share for item in self.items)
+        decoding = [item for item in self.items if item.role == "decode"]
+        waits = [(item.age_ms, price["decode"] * item.share) for item in decoding]
+        return duration_ms / 2 * total + further_cost(self.policy, waits, duration_ms)
 
     def decode_sigma(self) -> float:
         """Sigma of the streams that a batch can deliver within two graphs; zero if unmeasured."""
@@ -245,14 +248,14 @@ def _pair(
         else:
             total += stream_value(world, lane.item, lane.length)
             age_value = policy.decode_age_price * lane.item.share * world.decode_sigma()
-            total += age_value * (lane.item.age_ms + whole_ms)
+            total += age_value * (phi(policy, lane.item.age_ms) + whole_ms)
     for item in cohort:
         if item.role == "terminal":
             total += policy.terminal_value
             age_value = policy.terminal_age_price * world.terminal_sigma()
             total += age_value * (item.age_ms + starts_ms)
             total += policy.terminal_age_price * (whole_ms**2 - starts_ms**2) / 2
-    score = total if is_unknown else total / whole_ms - whole_ms / 2 * world.waiting
+    score = total if is_unknown else total / whole_ms - world.waiting_cost(whole_ms)
     padding = _first_padding(first, cohort) + padding_of(following, lanes)
     return _candidate(first, cohort, following, lanes, (is_unknown, score, known_ms, padding))
 
@@ -277,7 +280,7 @@ def _alone(world: World, first: Program, cohort: tuple[Item, ...]) -> Iterator[C
     if is_unknown or duration is None:
         score = sum(useful)
     else:
-        score = sum(worth) / duration - duration / 2 * world.waiting
+        score = sum(worth) / duration - world.waiting_cost(duration)
     terms = (is_unknown, score, duration or 0.0, _first_padding(first, cohort))
     yield _candidate(first, cohort, None, (), terms)
 
@@ -307,7 +310,7 @@ def _continuation(world: World, item: Item, first_ms: float | None) -> tuple[flo
     slope = world.policy.decode_age_price * item.share * sigma
     known, unknown = [], []
     for value, ms in endings:
-        plain = value + slope * item.age_ms
+        plain = value + slope * phi(world.policy, item.age_ms)
         if first_ms is None or ms is None or None in later:
             unknown.append((plain, plain, False))
             continue

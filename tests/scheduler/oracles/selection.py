@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from helios.scheduler import GraphKind, PolicyConfig
+from tests.scheduler.oracles.waiting import further_cost, phi
 
 PROMPT_STATES = ("new", "prompt")
 PREFILLS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
@@ -102,13 +103,15 @@ class Situation:
         """Decoders of each tenant."""
         return Counter(lane.tenant for lane in self.lanes if lane.state == "decode")
 
-    @functools.cached_property
-    def waiting_cost(self) -> float:
-        """Sum of c over all active decoders and terminal rows."""
-        decoders = sum(self.share(lane) for lane in self.lanes if lane.state == "decode")
+    def waiting_cost(self, duration_ms: float) -> float:
+        """What the duration costs all active decoders and terminal rows."""
+        decoding = [lane for lane in self.lanes if lane.state == "decode"]
         terminals = sum(1 for lane in self.lanes if lane.state == "terminal")
         policy = self.policy
-        return decoders * policy.decode_age_price + terminals * policy.terminal_age_price
+        price = sum(self.share(lane) for lane in decoding) * policy.decode_age_price
+        price += terminals * policy.terminal_age_price
+        waits = [(lane.age_ms, self.share(lane) * policy.decode_age_price) for lane in decoding]
+        return duration_ms / 2 * price + further_cost(policy, waits, duration_ms)
 
     @functools.cached_property
     def class_weight(self) -> float:
@@ -194,7 +197,10 @@ def _decodes(situation: Situation, graph: Graph) -> Iterator[Candidate]:
     price = situation.policy.decode_age_price
     for cohort in _subsets(ready, graph.capacity):
         work = sum(token_value(situation, x, 0, 1) + delivery_value(situation, x) for x in cohort)
-        ages = [(lane.age_ms, price * sigma * situation.share(lane)) for lane in cohort]
+        policy = situation.policy
+        ages = [
+            (phi(policy, lane.age_ms), price * sigma * situation.share(lane)) for lane in cohort
+        ]
         yield _scored(situation, graph, cohort, work, ages)
 
 
@@ -222,7 +228,7 @@ def _scored(
     if duration is None:
         score = work + credit
     else:
-        score = (work + credit) / duration - duration / 2 * situation.waiting_cost
+        score = (work + credit) / duration - situation.waiting_cost(duration)
     return Candidate(
         graph=graph,
         cohort=tuple(sorted((x.name for x in cohort), key=repr)),
@@ -262,7 +268,7 @@ def _pairs(situation: Situation, first: Graph) -> Iterator[Candidate]:
                 pair = (first.duration_ms, following.duration_ms)
                 is_unknown = None in pair
                 total = sum(ms or 0.0 for ms in pair)
-                score = work if is_unknown else work / total - total / 2 * situation.waiting_cost
+                score = work if is_unknown else work / total - situation.waiting_cost(total)
                 yield Candidate(
                     graph=first,
                     cohort=tuple(sorted((x.name for x in cohort), key=repr)),
