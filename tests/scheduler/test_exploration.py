@@ -432,6 +432,22 @@ def test_a_refresh_delays_a_stream_by_one_frame_at_most() -> None:
     assert max(world.streams["s0"].gaps_ms) <= 50.0 + 60.0
 
 
+def test_no_refresh_breaks_a_gap_objective_while_it_can_wait() -> None:
+    """A probe of 60 ms waits ten ttl under an objective of 55 ms, not at all under 70 (11.5.1)."""
+    world = steady(estimate_ttl_ns=400 * MS, gap_objective_ms=55.0)
+    begin_ns = world.now_ns
+    while REFRESH.value not in reasons(world):
+        assert world.now_ns < begin_ns + 20_000 * MS, "never looked at again"
+        world.step()
+    assert world.log[-1].name == "decode-b2"
+    assert world.now_ns > begin_ns + 3_700 * MS
+    patient = steady(estimate_ttl_ns=400 * MS, gap_objective_ms=70.0)
+    begin_ns = patient.now_ns
+    while REFRESH.value not in reasons(patient):
+        patient.step()
+    assert patient.now_ns < begin_ns + 3_500 * MS, "an objective that it keeps holds nothing up"
+
+
 def test_the_trace_of_a_probe_says_why_it_ran() -> None:
     """Reason, credit and cost age survive the trace line (runtime 4.2)."""
     world = steady(estimate_ttl_ns=1_000 * MS)

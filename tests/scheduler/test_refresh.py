@@ -10,7 +10,7 @@ import pytest
 
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind
 from helios.scheduler.cost import CostTable
-from helios.scheduler.refresh import Dispatches, stale_alternative, stale_attention_ns
+from helios.scheduler.refresh import Dispatches, stale_alternative, stale_attention_ns, tolerable
 from tests.scheduler.oracles import exploration
 from tests.support.catalogs import descriptor
 
@@ -186,3 +186,14 @@ def test_an_unmeasured_entry_is_left_to_discovery() -> None:
     costs.observe(4, 9, 0)
     assert costs.stale_entries(TTL_NS) == [CATALOG.graphs.index(descriptor("decode-b2"))]
     assert costs.stale_entries(TTL_NS + 1) == [3, 4]
+
+
+def test_a_long_stale_graph_waits_under_a_gap_objective_but_not_for_ever() -> None:
+    """What fits is looked at; the rest once overdue, counted from the start at least (11.5.1)."""
+    attention = {0: 50, 1: 50, 2: 9, 3: -1}
+    estimates = [10.0, 11.0, 11.0, 11.0]
+    found = tolerable(attention, estimates, room_ns=10.0, first_ns=0, overdue_ns=10)
+    assert found == {0: 50, 2: 9, 3: -1}
+    found = tolerable(attention, estimates, room_ns=10.0, first_ns=20, overdue_ns=10)
+    assert found == {0: 50}
+    assert tolerable(attention, estimates, room_ns=-1.0, first_ns=20, overdue_ns=10) == {}

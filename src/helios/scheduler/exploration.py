@@ -37,7 +37,7 @@ from helios.scheduler.policy import (
     requests_of,
 )
 from helios.scheduler.records import ExplorationAccount
-from helios.scheduler.refresh import stale_alternative, stale_attention_ns
+from helios.scheduler.refresh import PATIENCE_TTLS, stale_alternative, stale_attention_ns, tolerable
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import SLACK
 from helios.scheduler.state import State
@@ -58,10 +58,6 @@ _NEW_LANE: Callable[[tuple[Request, int, int]], Lane[Request]] = partial(tuple._
 
 MOST_OFFERS = 32
 """Most rounds that one search materialises."""
-
-
-PATIENCE_TTLS = 10
-"""For so many estimate lifetimes a stale graph waits rather than break a gap objective."""
 
 
 def selected(state: State, decision: Decision, winner: Candidate) -> Selected:
@@ -241,22 +237,18 @@ def _due_refresh(state: State, decision: Decision, winner: Candidate) -> Candida
 
 
 def _tolerable(state: State, view: View, attention_ns: dict[int, int]) -> dict[int, int]:
-    """Return the stale costs that carry no stream past the gap objective, and overdue ones.
-
-    Without the exception an outlier could keep a long graph out for ever on a machine that never
-    rests (11.5.1).
-    """
+    """Return the stale costs that may be looked at beside streams with a gap objective."""
     if view.policy.gap_objective_ms <= 0.0 or not view.waited_ms:
         return attention_ns
-    room_ns = (view.policy.gap_objective_ms - max(view.waited_ms)) * NANOSECONDS_PER_MS
+    room_ms = view.policy.gap_objective_ms - max(view.waited_ms)
     first_ns = state.now_ns if state.dispatches.first_ns is None else state.dispatches.first_ns
-    overdue_ns = state.now_ns - PATIENCE_TTLS * state.costs.ttl_ns
-    estimates_ns = state.costs.estimates_ns
-    return {
-        index: at_ns
-        for index, at_ns in attention_ns.items()
-        if estimates_ns[index] <= room_ns or max(at_ns, first_ns) < overdue_ns
-    }
+    return tolerable(
+        attention_ns,
+        state.costs.estimates_ns,
+        room_ns=room_ms * NANOSECONDS_PER_MS,
+        first_ns=first_ns,
+        overdue_ns=state.now_ns - PATIENCE_TTLS * state.costs.ttl_ns,
+    )
 
 
 def _stale_costs(state: State, view: View, winner: Candidate) -> dict[int, int]:

@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 from helios.scheduler.cost import CostTable
 
+PATIENCE_TTLS = 10
+"""For so many estimate lifetimes a stale graph waits rather than break a gap objective."""
+
 NEVER_NS = -1
 """Before every observation and every dispatch."""
 
@@ -78,6 +81,26 @@ def stale_attention_ns(
             continue
         attention[graph] = dispatched if observed is None else max(observed, dispatched)
     return attention
+
+
+def tolerable(
+    attention_ns: Mapping[int, int],
+    estimates_ns: Sequence[float],
+    *,
+    room_ns: float,
+    first_ns: int,
+    overdue_ns: int,
+) -> dict[int, int]:
+    """Return the stale costs of at most `room_ns`, and those without attention since `overdue_ns`.
+
+    Without the second an estimate that one outlier spoiled would keep a long graph out for ever on
+    a machine that never rests (11.5.1). What was never looked at counts from `first_ns`.
+    """
+    return {
+        index: at_ns
+        for index, at_ns in attention_ns.items()
+        if estimates_ns[index] <= room_ns or max(at_ns, first_ns) < overdue_ns
+    }
 
 
 def _graph_of(candidate: Priced) -> int:
