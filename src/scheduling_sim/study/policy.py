@@ -21,6 +21,7 @@ _CHANGES: Final[tuple[tuple[str, dict[str, float]], ...]] = (
     ("token_fairness 4", {"token_fairness": 4.0}),
     ("prefill_balance 2", {"prefill_balance": 2.0}),
     ("prefill_balance 4", {"prefill_balance": 4.0}),
+    ("prefill_balance 8", {"prefill_balance": 8.0}),
     ("prefill_balance 16", {"prefill_balance": 16.0}),
     ("arrival_shares 0.25", {"arrival_shares": 0.25}),
     ("arrival_shares 4", {"arrival_shares": 4.0}),
