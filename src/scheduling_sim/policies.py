@@ -27,7 +27,7 @@ def _helios(preset: Callable[[], PolicyConfig]) -> Callable[..., DecisionCore]:
         *,
         mode: str = "",
         width: int = 0,
-        seeded: bool = True,
+        seeded: bool = False,
         **overrides: object,
     ) -> DecisionCore:
         scheduler = Scheduler(
@@ -48,7 +48,7 @@ def _overridden(policy: PolicyConfig, overrides: Mapping[str, object]) -> Policy
     known = {field.name for field in dataclasses.fields(PolicyConfig)}
     for name in overrides:
         if name not in known:
-            options = ", ".join(sorted(known | {"mode", "width"}))
+            options = ", ".join(sorted(known | {"mode", "seeded", "width"}))
             raise ValueError(f"helios has no option {name!r}; it has {options}")
     return dataclasses.replace(policy, **overrides)  # type: ignore[arg-type]
 
@@ -86,8 +86,9 @@ _ENTRIES: Mapping[str, PolicyEntry] = {
 def build(name: str, platform: Platform, **options: object) -> DecisionCore:
     """Build a policy for a platform.
 
-    Helios takes every field of PolicyConfig, `mode` (ordinary, fixed, adaptive) and `width`; the
-    baselines take those of `baselines/names.py`.
+    Helios takes every field of PolicyConfig, `mode` (ordinary, fixed, adaptive), `width` and
+    `seeded` (True: it starts with the durations that the package would have measured, as the server
+    does; False: it discovers them); the baselines take those of `baselines/names.py`.
     Raises ValueError for an unknown name or option.
     """
     entry = _ENTRIES.get(name)

@@ -2,8 +2,8 @@
 
 The server starts its scheduler with the durations that the package lists (`ignition.measure`), so a
 simulated one does too. A program with one cost entry is measured as there: a prompt's chunk a
-quarter into the longest context, generating lanes behind a short one. An entry of a context
-interval is measured in the middle of its interval.
+quarter into the longest context, 2,048 tokens at most, generating lanes behind a short one. An
+entry of a context interval is measured in the middle of its interval.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from scheduling_sim.platform import Platform
 
 SHORT_CONTEXT_TOKENS: Final = 256
 """Context of generating lanes that are measured once for all contexts."""
+DEEPEST_TOKENS: Final = 2048
+"""Most tokens before a chunk that is measured once for all contexts."""
 _PROMPT_KINDS: Final = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
 _GENERATING_KINDS: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
@@ -38,7 +40,9 @@ def _entries(graph: GraphDescriptor, longest: int) -> list[tuple[str, int]]:
     bounds = graph.context_intervals
     if not bounds:
         is_prompt = graph.kind in _PROMPT_KINDS
-        return [(graph.name, longest // 4 if is_prompt else SHORT_CONTEXT_TOKENS)]
+        return [
+            (graph.name, min(longest // 4, DEEPEST_TOKENS) if is_prompt else SHORT_CONTEXT_TOKENS)
+        ]
     edges = (0, *bounds, max(longest, bounds[-1]))
     middles = [(low + high) // 2 for low, high in itertools.pairwise(edges)]
     return list(zip(cost_entry_names(graph), middles, strict=True))

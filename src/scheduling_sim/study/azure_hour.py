@@ -20,6 +20,7 @@ from scheduling_sim.study.cells import (
     Group,
     Row,
     Verdict,
+    as_served,
     latencies,
     number,
     run_of,
@@ -36,7 +37,8 @@ def run_piece(policy: str, minutes: int, data: Path) -> Row:
     """Return what users saw in the first minutes of the trace at its recorded rate."""
     asked = workload(f"azure-conv:{data / AZURE}", length_s=60.0 * minutes)
     chosen = platform(PLATFORM, mode="mixed", slots=64, page_growth=True)
-    log, metrics = run_of(Setup(platform=chosen, workload=asked, policy=policy), AZURE_OBJECTIVES)
+    setup = Setup(platform=chosen, workload=asked, policy=policy, options=as_served(policy))
+    log, metrics = run_of(setup, AZURE_OBJECTIVES)
     return {
         "policy": policy,
         "minutes": minutes,

@@ -29,6 +29,7 @@ from scheduling_sim.study.cells import (
     Group,
     Row,
     Verdict,
+    as_served,
     latencies,
     number,
     run_of,
@@ -108,9 +109,9 @@ def _window(trace: str, policy: str, asked: Workload) -> _Window:
     chosen = platform(
         PLATFORM, mode="mixed", slots=64, page_growth=True, context_intervals=intervals
     )
-    options: dict[str, object] = {}
+    options = as_served(policy)
     if policy == STATED:
-        policy, options = "helios", {"gap_objective_ms": objectives.gap_ms}
+        policy, options["gap_objective_ms"] = "helios", objectives.gap_ms
     setup = Setup(platform=chosen, workload=asked, policy=policy, options=options)
     log, metrics = run_of(setup, objectives)
     strict = dataclasses.replace(objectives, gap_quantile=1.0)

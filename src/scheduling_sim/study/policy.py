@@ -32,7 +32,9 @@ _CHANGES: Final[tuple[tuple[str, dict[str, float]], ...]] = (
 def _run(change: str, options: dict[str, float], mode: str, data: Path) -> Row:
     asked = workload(f"azure-conv:{data / AZURE}", start_s=600, length_s=60, rate_per_s=5.5)
     chosen = platform(PLATFORM, mode=mode, slots=64, page_growth=True)
-    setup = Setup(platform=chosen, workload=asked, policy="helios", options=options)
+    setup = Setup(
+        platform=chosen, workload=asked, policy="helios", options={**options, "seeded": True}
+    )
     _, metrics = run_of(setup, AZURE_OBJECTIVES)
     share = metrics.figures()["goodput_share"] or 0.0
     return {

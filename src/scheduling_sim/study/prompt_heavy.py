@@ -22,6 +22,7 @@ from scheduling_sim.study.cells import (
     Group,
     Row,
     Verdict,
+    as_served,
     latencies,
     number,
     run_of,
@@ -39,7 +40,8 @@ def run_policy(policy: str, *, duration_s: float = DURATION_S) -> Row:
     """Return what streams and prompts saw under a policy."""
     asked = workload("prompt-heavy", seed=1, rate_per_s=LOAD * FULL_RATE, duration_s=duration_s)
     chosen = platform(PLATFORM, mode="mixed", slots=64, page_growth=True)
-    log, metrics = run_of(Setup(platform=chosen, workload=asked, policy=policy))
+    setup = Setup(platform=chosen, workload=asked, policy=policy, options=as_served(policy))
+    log, metrics = run_of(setup)
     gaps = [int(gap) for one in log.requests for gap in gaps_ns(one)]
     return {
         "policy": policy,
