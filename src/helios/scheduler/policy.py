@@ -393,6 +393,8 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     expected: Sequence[float]
     if isinstance(lanes, DeferredLanes):
         requests, prompts = lanes.requests, repeat(0, count)
+        if lanes.prompt is not None:
+            prompts = [lanes.prompt.prompt_tokens, *[0] * (count - 1)]
         ceilings, expected = lanes.ceilings, lanes.tokens
     else:
         # Columns of `Lane`: a look-up per lane and field costs more than all of them together.
