@@ -117,3 +117,29 @@ class Prefills:
     def hopeless(self) -> Flags | None:
         """Return None: a redundant shape has no entry."""
         return None
+
+
+def prefills_reach(view: View, prompts: Sequence[Prompt], waiting: Waiting, score: float) -> bool:
+    """Tell whether a prefill of one of `prompts` may have a score, from their extremes alone.
+
+    What a shape consumes of the longest prompt at the price of the dearest is worth as much as any
+    prompt in it, and rounding is monotone.
+    """
+    if view.prompt_costs:
+        return True
+    longest = max([prompt.remaining for prompt in prompts])
+    token = max([prompt.token_value for prompt in prompts])
+    output = max([prompt.first_output_value for prompt in prompts])
+    for kind in dict.fromkeys([prefill_kind(prompt.request) for prompt in prompts]):
+        graphs, capacities = view.shapes.prompt_shapes[kind]
+        known_ms = view.durations.take(graphs)
+        if not len(graphs):
+            continue
+        if not known_ms[known_ms.argmin()] > 0.0:
+            return True
+        bounds = np.minimum(capacities, longest) * token
+        bounds += output
+        bounds = rates_of(bounds, known_ms, waiting)
+        if bounds[bounds.argmax()] >= score:
+            return True
+    return False
