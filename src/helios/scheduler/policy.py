@@ -107,7 +107,34 @@ class Decision:
         The few candidates with prompts or prerequisites come first, because nearly all programs for
         decoders alone are ruled out by the best of them without an order of any lanes.
         """
-        selection = Selection(self._others, self.view.shapes.geometry)
+        selection, geometry = None, self.view.shapes.geometry
+        best, top = None, -np.inf
+        if self._others or self._prompts:
+            selection = Selection(self._others, geometry)
+            best = self._best_beside(selection)
+            top = selection.top
+        if not self.view.decoders:
+            return best
+        verdict = self._screened(best, top)
+        if verdict is not None and not len(verdict.left):
+            if best is None or verdict.winner is None:
+                return best or verdict.winner
+            blocks: list[Block] = [Listed([verdict.winner])]
+        elif verdict is None:
+            blocks = self._alone_blocks()
+        else:
+            programs = chosen(geometry.contest(len(self.view.decoders)).programs, verdict.left)
+            blocks = [Generation(self.scene, programs, floor=verdict.best)]
+            if verdict.winner is not None:
+                blocks.append(Listed([verdict.winner]))
+        if selection is None:
+            return Selection(blocks, geometry).winner()
+        for block in blocks:
+            selection.add(block)
+        return selection.winner()
+
+    def _best_beside(self, selection: Selection) -> Candidate | None:
+        """Return the best of everything but decoders alone; prefills only where one may be it."""
         best = selection.winner() if self._others else None
         if self._prompts and (
             best is None
@@ -117,22 +144,7 @@ class Decision:
             for block in self._prefill_blocks():
                 selection.add(block)
                 best = selection.winner()
-        if not self.view.decoders:
-            return best
-        verdict = self._screened(best, selection.top)
-        if verdict is None:
-            for block in self._alone_blocks():
-                selection.add(block)
-            return selection.winner()
-        if len(verdict.left):
-            programs = self.view.shapes.geometry.contest(len(self.view.decoders)).programs
-            programs = chosen(programs, verdict.left)
-            selection.add(Generation(self.scene, programs, floor=verdict.best))
-        elif best is None or verdict.winner is None:
-            return best or verdict.winner
-        if verdict.winner is not None:
-            selection.add(Listed([verdict.winner]))
-        return selection.winner()
+        return best
 
     def _at_its_width(self, winner: Candidate) -> Candidate:
         """Return a winner, or, where it serves everybody there is, the round that does so best."""
