@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler"),
 ]
-MODES = ("ordinary", "copy")
+MODES = ("off", "copy")
 
 
 class Mixing:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from ignition.distillation.corpus import load_texts, shard_path
 from ignition.distillation.make import DraftPlan, make_draft
-from ignition.distillation.training import TrainingPlan
+from ignition.distillation.training import Trainer, TrainingPlan
 from ignition.draft.errors import DraftError
 from ignition.draft.file import (
     TOKEN_IDS,
@@ -183,6 +183,22 @@ def test_an_interrupted_making_goes_on_to_the_same_file(tmp_path) -> None:
     (tmp_path / "two").mkdir()
     for name in ("plan.json", "texts-00000.safetensors"):
         (tmp_path / "two" / name).write_bytes((tmp_path / "one" / name).read_bytes())
+    again, _, _ = make(tmp_path / "two")
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_start_that_was_fitted_is_not_fitted_again(tmp_path, monkeypatch) -> None:
+    path, _, _ = make(tmp_path / "one")
+    trained = Trainer.train
+
+    def interrupted(self, texts, checkpoint, progress) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "two")
+    monkeypatch.setattr(Trainer, "train", trained)
+    monkeypatch.setattr("ignition.distillation.make.first_parameters", None)
     again, _, _ = make(tmp_path / "two")
     assert again.read_bytes() == path.read_bytes()
 

@@ -27,7 +27,7 @@ from ignition.programs.frames import FrameError
 from ignition.programs.native import NativeModel
 from ignition.programs.native_library import NativeLibraryError
 from ignition.programs.steps import StepContext, accept_proposals, round_step, step_inputs
-from ignition.programs.tensors import StateTensors, scratch_pool
+from ignition.programs.tensors import StateTensors, scratch_pool, tensor_of
 from ignition.sampling_torch import sample_rows
 from ignition.state import ServingState
 from tests.ignition import drafts
@@ -350,8 +350,7 @@ def test_3_1_the_distribution_is_the_target_s_own() -> None:
     graph = learned_graph(1, width)
     specs = buffer_specs(graph, vocabulary_size=VOCABULARY, pages_per_row=1)
     buffers = {
-        spec.name: torch.zeros(rows, *spec.shape[1:], dtype=getattr(torch, spec.dtype))
-        for spec in specs
+        spec.name: tensor_of(np.zeros((rows, *spec.shape[1:]), spec.dtype)) for spec in specs
     }
     buffers["rows"].copy_(torch.arange(rows))
     buffers["query_lengths"].fill_(width)

@@ -10,6 +10,7 @@ from ignition.programs.frames import FrameError
 from ignition.sampling import RowSampling, sample
 from tests.ignition.driver import Driver, lane
 from tests.ignition.rounds import BACKENDS, SETTINGS, driver_of, plain_run, prompt_of, start
+from tests.ignition.test_mixed import chunk_lane, mixing, stream_lane
 from tests.ignition.tiny import VOCABULARY
 
 WORDS = -(-VOCABULARY // 32)
@@ -154,3 +155,22 @@ def test_masks_that_do_not_fit_are_refused_before_anything_changes(driver):
         with pytest.raises(FrameError, match=message):
             driver.run("decode-b1", lane(0, masks=masks))
     driver.terminal([0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_prompt_and_the_streams_beside_it_keep_their_own_masks(backend):
+    """In a mixed program the prompt's first token has a mask of its own, wherever its lane is."""
+    driver = mixing(backend)
+    for row in (1, 2):
+        start(driver, row, row, prompt_of(9, row), SETTINGS["plain"])
+    driver.initialize([5], [[90, 91]], SETTINGS["plain"])
+    prompt = prompt_of(9, 5)
+    lanes = [
+        stream_lane(2)._replace(masks=masks_of([7])),
+        chunk_lane(5, prompt, 0, 9)._replace(masks=masks_of([41])),
+        stream_lane(1),
+    ]
+    outputs = driver.run("mixed-b4-w1-c64", *lanes)
+    assert [output.tokens for output in outputs[:2]] == [(7,), (41,)]
+    assert len(outputs[2].tokens) == 1
+    driver.terminal([1, 2, 5])

@@ -307,3 +307,29 @@ def test_native_mixed_steps_have_the_logits_and_tokens_of_eager_ones() -> None:
         for row, one in found[0].items():
             length = len(one)
             assert np.abs(one - found[1][row][:length]).max() < 1e-5 * np.abs(one).max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["mixed-b4-w1-c64", "mixed-b4-d3-w4-c64-copy"])
+def test_masks_hold_for_their_own_lane_alone(backend, name) -> None:
+    """A stream and the end of a prompt may say one token each, a stream beside them anything."""
+    driver = mixing(backend)
+    prompts = [prompt_of(12 + i, seed=i) for i in range(3)]
+    free = [alone(driver, prompt, GREEDY, 3).tokens for prompt in prompts]
+    masks = []
+    for token in (free[0][1] + 5, free[1][0] + 9):
+        mask = np.zeros((1, -(-VOCABULARY // 32)), np.uint32)
+        mask[0, token % VOCABULARY // 32] = 1 << (token % VOCABULARY % 32)
+        masks.append(mask)
+    start(driver, 1, 0, prompts[0], GREEDY)
+    start(driver, 6, 2, prompts[2], GREEDY)
+    driver.initialize([4], [pages_for(1)], GREEDY)
+    held, first, other = driver.run(
+        name,
+        stream_lane(1)._replace(masks=masks[0]),
+        chunk_lane(4, prompts[1], 0, 13)._replace(masks=masks[1]),
+        stream_lane(6),
+    )
+    assert held.tokens == ((free[0][1] + 5) % VOCABULARY,)
+    assert first.tokens == ((free[1][0] + 9) % VOCABULARY,)
+    assert other.tokens == (free[2][1],)

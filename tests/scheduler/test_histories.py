@@ -10,8 +10,15 @@ import sys
 
 import pytest
 
-from helios.scheduler import DecodeMode, PolicyConfig, SpeculationConfig
-from tests.support.catalogs import STATES, Recipe, gpu_like, modelled, recipe
+from helios.scheduler import (
+    Catalog,
+    DecodeMode,
+    GraphKind,
+    PolicyConfig,
+    SelectionReason,
+    SpeculationConfig,
+)
+from tests.support.catalogs import STATES, ModelledCatalog, Recipe, gpu_like, modelled, recipe
 from tests.support.histories import Habitat, History, busy_bound_ms
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -30,6 +37,17 @@ ORDINARY = modelled(
         "terminal-b4": 0.3,
     }
 )
+INTERVALS = ModelledCatalog(
+    Catalog.of(
+        dataclasses.replace(graph, context_intervals=(32, 128))
+        if graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.DECODE)
+        else graph
+        for graph in ORDINARY.catalog.graphs
+    ),
+    ORDINARY.scaled(8).duration_ns,
+)
+"""A slower machine with estimates by cached context: later chunks have costs of their own. Credit
+for a refresh takes 2.5 s of ordinary work."""
 ROUNDS = recipe(
     Recipe(rows=4, prefills=(64,), widths=(1, 2, 4), ragged=((3, 2),), copy_depths=(3,))
 )
@@ -121,6 +139,14 @@ HABITATS = {
         longest_prompt=700,
         longest_output=60,
     ),
+    "prompt-intervals": Habitat(
+        model=INTERVALS,
+        policy=PolicyConfig(estimate_ttl_ns=1_000_000_000),
+        scored=True,
+        seeded=True,
+        longest_prompt=500,
+        arrival=0.5,
+    ),
 }
 SHOULD_RUN = {
     "ordinary": ("INITIALIZE", "PREFILL", "SCORED_PREFILL", "DECODE", "TERMINAL"),
@@ -152,8 +178,21 @@ def test_a_short_history(name: str) -> None:
     assert ran.bad_calls > 0
     missing = [kind for kind in SHOULD_RUN.get(name, ()) if kind not in ran.audit.kinds]
     assert not missing, f"{name} never ran {missing}"
+    if name == "prompt-intervals":
+        assert ran.audit.reasons[SelectionReason.TIMING_REFRESH] > 0
+        costs = ran.world.scheduler._state.costs
+        observed = {costs.graph_of(entry) for entry in entries_beyond_the_graphs(ran)}
+        kinds = {ran.world.model.catalog.graphs[graph].kind for graph in observed}
+        assert {GraphKind.PREFILL, GraphKind.DECODE} <= kinds
     if name.startswith("growth"):
         assert ran.world.scheduler.usage().preemptions > 0
+
+
+def entries_beyond_the_graphs(ran: History) -> list[int]:
+    """Cost entries of intervals behind each graph's first that were measured."""
+    costs, graphs = ran.world.scheduler._state.costs, len(ran.world.model.catalog.graphs)
+    entries = range(graphs, len(costs.estimates_ns))
+    return [entry for entry in entries if costs.observed_ns(entry) is not None]
 
 
 def digest_of(name: str) -> str:
@@ -183,7 +222,7 @@ def test_hash_seeds_do_not_matter_to_any_history() -> None:
     assert len(set(outputs[0])) == len(HABITATS), "histories do not depend on the habitat"
 
 
-PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "34"))
+PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "36"))
 """A hundred pieces are a million calls (`make histories`); a run of the slow tests does two of each
 habitat."""
 CALLS_OF_A_PIECE = 10_000

@@ -123,6 +123,16 @@ def test_up_to_sixty_four_streams(mode: str) -> None:
     assert screened > 30, "too few decisions were screened, so the comparison sees too little"
 
 
+def test_programs_with_forecasts_of_their_own_are_left_open() -> None:
+    """Bounds that speak for several programs rule out most of them, and the rest are priced."""
+    source, screened = random.Random(14), 0
+    for number in range(60):
+        view = view_of(large_world(source, "wide"), LARGE["wide"][0])
+        forget_some(view, np.random.default_rng(number))
+        screened += is_screened(view)
+    assert screened > 30, "too few decisions were screened, so the comparison sees too little"
+
+
 def test_what_rests_on_observation_is_told_like_the_aged_weights() -> None:
     """Every age up to where the largest weight counts for nothing, and some that cannot be."""
     source, count, depth = np.random.default_rng(13), 700, 3

@@ -41,8 +41,9 @@ def waiting_of(view: View, units: Units) -> Waiting:
 def single_blocks(scene: Scene, units: Units) -> list[Block]:
     """Return the blocks of every graph that serves ready requests; shapes may be redundant."""
     prompts = prompts_of(scene.view, units, scene.view.prefilling)
-    listed = listed_blocks(scene.view, units, scene.waiting, prompts)
-    return generating_blocks(scene, prompts) + listed
+    found = generating_blocks(scene, prompts)
+    found += terminal_blocks(scene.view, units, scene.waiting)
+    return found + prefill_blocks(scene.view, prompts, scene.waiting)
 
 
 def generating_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
@@ -53,35 +54,30 @@ def generating_blocks(scene: Scene, prompts: Sequence[Prompt]) -> list[Block]:
     return found + mixed_blocks(scene, prompts)
 
 
-def listed_blocks(
-    view: View,
-    units: Units,
-    waiting: Waiting,
-    prompts: Sequence[Prompt],
-    *,
-    padded: bool = False,
+def terminal_blocks(
+    view: View, units: Units, waiting: Waiting, *, padded: bool = False
 ) -> list[Block]:
-    """Return the blocks of retirement and of prefill, without the redundant shapes of each.
+    """Return the block of retirement, without its redundant shapes; `padded` keeps these too."""
+    if all(request.transfer_row >= 0 for request in view.terminals):
+        return []
+    interval = view.terminal_interval_ms()
+    # A state that is to be kept needs a snapshot: retirement without one would lose it.
+    lanes = terminal_lanes(view, units, interval)
+    lanes = [lane for lane in lanes if lane.request.transfer_row < 0]
+    slope = units.terminal_age * (interval or 0.0)
+    terminal = GraphKind.TERMINAL
+    return [Listed(_batch_candidates(view, terminal, lanes, slope, waiting, padded=padded))]
 
-    `prompts` are those that are ready; `padded` keeps the redundant shapes too.
+
+def prefill_blocks(
+    view: View, prompts: Sequence[Prompt], waiting: Waiting, *, padded: bool = False
+) -> list[Block]:
+    """Return the block of the prefill graphs that one of `prompts` needs.
+
+    `padded` keeps the shapes that are redundant for it.
     """
-    found: list[Block] = []
-    if any(request.transfer_row < 0 for request in view.terminals):
-        interval = view.terminal_interval_ms()
-        # A state that is to be kept needs a snapshot: retirement without one would lose it.
-        lanes = terminal_lanes(view, units, interval)
-        lanes = [lane for lane in lanes if lane.request.transfer_row < 0]
-        slope = units.terminal_age * (interval or 0.0)
-        found.append(
-            Listed(
-                _batch_candidates(view, GraphKind.TERMINAL, lanes, slope, waiting, padded=padded)
-            )
-        )
-    if prompts:
-        prefills = Prefills(view, prompts, waiting, padded=padded)
-        if len(prefills.graph):
-            found.append(prefills)
-    return found
+    prefills = Prefills(view, prompts, waiting, padded=padded)
+    return [prefills] if len(prefills.graph) else []
 
 
 def single_candidates(view: View, units: Units, waiting: Waiting) -> list[Candidate]:

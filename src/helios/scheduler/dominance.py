@@ -42,7 +42,8 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
 def _work_of(candidate: Candidate) -> tuple[Sequence[int], Sequence[Lane]]:
     """Return the target rows of the lanes that generate, and the lanes that consume a prompt."""
     if isinstance(candidate.lanes, DeferredLanes):
-        return candidate.lanes.ceilings, ()
+        ceilings, prompt = candidate.lanes.ceilings, candidate.lanes.prompt
+        return (ceilings, ()) if prompt is None else (ceilings[1:], (prompt,))
     cohort = candidate.cohort if candidate.following_index is None else candidate.following_lanes
     lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
     return lengths, [lane for lane in cohort if lane.prompt_tokens]

@@ -10,6 +10,7 @@ The last two are evaluated only for entries whose upper bound can still win.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -19,6 +20,7 @@ from helios.scheduler.bounds import Bounds
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.geometry import Flags, Generating, Integers
 from helios.scheduler.knapsack import FixedLanes
+from helios.scheduler.lanes import DeferredLanes, Lanes
 from helios.scheduler.pricing import Pricings
 from helios.scheduler.prompts import PromptTable, best_prompts, lane_of
 from helios.scheduler.rounds import (
@@ -29,11 +31,7 @@ from helios.scheduler.rounds import (
     lanes_of,
 )
 from helios.scheduler.scene import Scene, held_entirely
-from helios.scheduler.streams import (
-    Floats,
-    ranked,
-    running_sums,
-)
+from helios.scheduler.streams import Floats, Streams, ranked, running_sums
 from helios.scheduler.utility import Lane
 
 
@@ -373,14 +371,23 @@ class Generation:
         self, entry: int, pricing: Pricing, cohort: Cohort, prompt: Lane | None
     ) -> Candidate:
         scene, programs = self._scene, self._programs
-        duration_ms = float(self.known_ms[entry])
-        lanes = lanes_of(scene.streams, pricing, cohort)
-        served, total = len(lanes), 0.0
-        for lane in lanes:
-            total -= lane.negative_value
-        slope = scene.slope
-        if scene.streams.shares is not None and served:
-            slope *= float(scene.streams.shares[cohort.members].sum()) / served
+        duration_ms, slope = float(self.known_ms[entry]), scene.slope
+        served, total = len(cohort.members), 0.0
+        lanes: Lanes
+        if cohort.is_prefix and scene.streams.shares is None:
+            # Sums of sorted values are added in the order of the lanes.
+            total += float(pricing.table.sums[pricing.lane_class, served])
+            lanes = self._deferred(pricing, cohort, prompt)
+        else:
+            lanes = lanes_of(scene.streams, pricing, cohort)
+            for lane in lanes:
+                total -= lane.negative_value
+            if scene.streams.shares is not None and served:
+                slope *= float(scene.streams.shares[cohort.members].sum()) / served
+            if prompt is not None:
+                lanes = [prompt, *lanes]
+            elif cohort.is_prefix and served < len(scene.streams.requests):
+                lanes += self._unserved(entry, pricing, served)
         total += served * slope * duration_ms
         used = int(cohort.lengths.sum())
         capacity = int(programs.packed[entry])
@@ -391,11 +398,6 @@ class Generation:
             total += prompt.service
             used += prompt.prompt_tokens
             served += 1
-            lanes = [prompt, *lanes]
-        elif cohort.is_prefix and served < len(scene.streams.requests):
-            others = self._ranking(entry, pricing)[served:]
-            lengths = pricing.table.lengths[pricing.lane_class, others]
-            lanes += lanes_of(scene.streams, pricing, Cohort(others, lengths, is_prefix=True))
         return Candidate(
             duration_ms > 0.0,
             -rate_of(total, duration_ms, scene.waiting),
@@ -412,3 +414,34 @@ class Generation:
             -1 if prompt is None else 0,
             bool(programs.prompt[entry]),
         )
+
+    def _unserved(self, entry: int, pricing: Pricing, served: int) -> list[Lane]:
+        """Return the lanes behind the most valuable ones, in order."""
+        others = self._ranking(entry, pricing)[served:]
+        lengths = pricing.table.lengths[pricing.lane_class, others]
+        return lanes_of(self._scene.streams, pricing, Cohort(others, lengths, is_prefix=True))
+
+    def _deferred(self, pricing: Pricing, cohort: Cohort, prompt: Lane | None) -> DeferredLanes:
+        """Return the lanes of the most valuable streams, without the tuples; all rank alike."""
+        streams, table, lane_class = self._scene.streams, pricing.table, pricing.lane_class
+        members, lengths = cohort.members, cohort.lengths
+        requests = [streams.requests[member] for member in members.tolist()]
+        ceilings: list[int] = lengths.tolist()
+        tokens: list[float] = table.tokens[pricing.class_of(lengths), members].tolist()
+        if prompt is not None:
+            requests.insert(0, prompt.request)
+            ceilings.insert(0, prompt.output_ceiling)
+            tokens.insert(0, prompt.expected_tokens)
+        order = table.order[lane_class]
+        if prompt is not None:
+            order = members
+        make = partial(_lanes_in_order, streams, pricing, order, prompt)
+        return DeferredLanes(requests, ceilings, tokens, make, prompt)
+
+
+def _lanes_in_order(
+    streams: Streams, pricing: Pricing, order: Integers, prompt: Lane | None
+) -> Sequence[Lane]:
+    lengths = pricing.table.lengths[pricing.lane_class, order]
+    lanes = lanes_of(streams, pricing, Cohort(order, lengths, is_prefix=True))
+    return lanes if prompt is None else [prompt, *lanes]

@@ -31,7 +31,7 @@ class Lanes(Protocol):
 class DeferredLanes:
     """Lanes whose tuples are made when asked for; what a plan submits is at hand."""
 
-    __slots__ = ("_lanes", "_make", "ceilings", "requests", "tokens")
+    __slots__ = ("_lanes", "_make", "ceilings", "prompt", "requests", "tokens")
 
     def __init__(
         self,
@@ -39,11 +39,14 @@ class DeferredLanes:
         ceilings: Sequence[int],
         tokens: Sequence[float],
         make: Callable[[], Sequence[Lane]],
+        prompt: Lane | None = None,
     ) -> None:
         """Take the columns of the lanes that are served, and what makes all lanes in order.
 
-        `make` must depend on nothing that changes later.
+        `make` must depend on nothing that changes later. `prompt` is the first lane where that
+        consumes a prompt; no other one does.
         """
+        self.prompt = prompt
         self.requests = requests
         self.ceilings = ceilings
         """Most output tokens of each."""

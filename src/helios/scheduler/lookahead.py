@@ -103,12 +103,14 @@ def _stage_blocks(scene: Scene, units: Units, stage: Stage) -> list[Block]:
     further = [request for request in stage.blocked if len(request.stages) > 1]
     prompts = [request for request in last if request in view.prompt_prices]
     streams = [request for request in last if request not in view.prompt_prices]
-    roles = roles_of(
-        view,
-        prompts_of(view, units, view.prefilling) if streams else [],
-        prompts_of(view, units, prompts),
-        newly_decoders=bool(streams),
-    )
+    roles = None
+    if last:
+        roles = roles_of(
+            view,
+            prompts_of(view, units, view.prefilling) if streams else [],
+            prompts_of(view, units, prompts),
+            newly_decoders=bool(streams),
+        )
     if roles is not None:
         both = scene if not streams else _with_streams(scene, units, streams)
         is_newly = np.array([r in streams for r in both.streams.requests], dtype=bool)

@@ -17,8 +17,9 @@ import numpy as np
 from helios.scheduler.blocks import Block, Candidate, Listed, Terms, rank_key
 from helios.scheduler.candidates import (
     generating_blocks,
-    listed_blocks,
     mixed_blocks,
+    prefill_blocks,
+    terminal_blocks,
     undominated,
     waiting_of,
 )
@@ -37,7 +38,7 @@ from helios.scheduler.plan import (
     ScheduledStep,
     SelectionReason,
 )
-from helios.scheduler.prefills import Prefills
+from helios.scheduler.prefills import Prefills, prefills_reach
 from helios.scheduler.records import Phase
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds import optimistic_yields
@@ -74,6 +75,7 @@ class Decision:
     __slots__ = (
         "_alone",
         "_others",
+        "_prefills",
         "_prompts",
         "_scene",
         "_screening",
@@ -94,6 +96,7 @@ class Decision:
         self._streams: Streams = streams_of(view, self.units, view.decode_interval_ms())
         self._prompts = prompts_of(view, self.units, view.prefilling) if view.prefilling else []
         self._others = self._other_blocks()
+        self._prefills: list[Block] | None = None
         self.winner = self._best()
         if self.winner is not None and self.winner.determinate:
             self.winner = self._at_its_width(self.winner)
@@ -104,24 +107,44 @@ class Decision:
         The few candidates with prompts or prerequisites come first, because nearly all programs for
         decoders alone are ruled out by the best of them without an order of any lanes.
         """
-        selection = Selection(self._others, self.view.shapes.geometry)
-        best = selection.winner() if self._others else None
+        selection, geometry = None, self.view.shapes.geometry
+        best, top = None, -np.inf
+        if self._others or self._prompts:
+            selection = Selection(self._others, geometry)
+            best = self._best_beside(selection)
+            top = selection.top
         if not self.view.decoders:
             return best
-        verdict = self._screened(best, selection.top)
-        if verdict is None:
-            for block in self._alone_blocks():
-                selection.add(block)
-            return selection.winner()
-        if len(verdict.left):
-            programs = self.view.shapes.geometry.contest(len(self.view.decoders)).programs
-            programs = chosen(programs, verdict.left)
-            selection.add(Generation(self.scene, programs, floor=verdict.best))
-        elif best is None or verdict.winner is None:
-            return best or verdict.winner
-        if verdict.winner is not None:
-            selection.add(Listed([verdict.winner]))
+        verdict = self._screened(best, top)
+        if verdict is not None and not len(verdict.left):
+            if best is None or verdict.winner is None:
+                return best or verdict.winner
+            blocks: list[Block] = [Listed([verdict.winner])]
+        elif verdict is None:
+            blocks = self._alone_blocks()
+        else:
+            programs = chosen(geometry.contest(len(self.view.decoders)).programs, verdict.left)
+            blocks = [Generation(self.scene, programs, floor=verdict.best)]
+            if verdict.winner is not None:
+                blocks.append(Listed([verdict.winner]))
+        if selection is None:
+            return Selection(blocks, geometry).winner()
+        for block in blocks:
+            selection.add(block)
         return selection.winner()
+
+    def _best_beside(self, selection: Selection) -> Candidate | None:
+        """Return the best of everything but decoders alone; prefills only where one may be it."""
+        best = selection.winner() if self._others else None
+        if self._prompts and (
+            best is None
+            or not best.determinate
+            or prefills_reach(self.view, self._prompts, self.waiting, selection.top)
+        ):
+            for block in self._prefill_blocks():
+                selection.add(block)
+                best = selection.winner()
+        return best
 
     def _at_its_width(self, winner: Candidate) -> Candidate:
         """Return a winner, or, where it serves everybody there is, the round that does so best."""
@@ -183,12 +206,17 @@ class Decision:
         found: list[Block] = []
         if view.prefilling and len(shapes.geometry.mixed.graph):
             found += mixed_blocks(self.scene, self._prompts)
-        if view.terminals or view.prefilling:
-            found += listed_blocks(view, units, self.waiting, self._prompts)
+        if view.terminals:
+            found += terminal_blocks(view, units, self.waiting)
         retires = view.terminals and shapes.by_kind[GraphKind.SNAPSHOT]
         if view.initializing or view.blocked or retires:
             found += preparing_blocks(self.scene, units)
         return found
+
+    def _prefill_blocks(self) -> list[Block]:
+        if self._prefills is None:
+            self._prefills = prefill_blocks(self.view, self._prompts, self.waiting)
+        return self._prefills
 
     def _alone_blocks(self) -> list[Block]:
         if self._alone is None:
@@ -210,7 +238,7 @@ class Decision:
     @property
     def blocks(self) -> list[Block]:
         """Every program of every family, made when asked for."""
-        return self._alone_blocks() + self._others
+        return self._alone_blocks() + self._others + self._prefill_blocks()
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -230,7 +258,8 @@ class Decision:
         """
         view, units, waiting = self.view, self.units, self.waiting
         blocks: list[Block] = [block for block in self.blocks if isinstance(block, Generation)]
-        blocks += listed_blocks(view, units, waiting, self._prompts, padded=True)
+        blocks += terminal_blocks(view, units, waiting, padded=True)
+        blocks += prefill_blocks(view, self._prompts, waiting, padded=True)
         blocks += preparing_blocks(self.scene, units, padded=True)
         return least_recent(blocks, [_priced_by(view, block) for block in blocks], attention_ns)
 
@@ -393,6 +422,8 @@ def steps_of(candidate: Candidate, kind: GraphKind, mode: DecodeMode) -> tuple[S
     expected: Sequence[float]
     if isinstance(lanes, DeferredLanes):
         requests, prompts = lanes.requests, repeat(0, count)
+        if lanes.prompt is not None:
+            prompts = [lanes.prompt.prompt_tokens, *[0] * (count - 1)]
         ceilings, expected = lanes.ceilings, lanes.tokens
     else:
         # Columns of `Lane`: a look-up per lane and field costs more than all of them together.

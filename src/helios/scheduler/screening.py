@@ -66,6 +66,7 @@ class Screening:
     __slots__ = (
         "_contest",
         "_credit",
+        "_free",
         "_inexact",
         "_is_open",
         "_known_ms",
@@ -107,11 +108,13 @@ class Screening:
             self._tokens, self._lengths, self._values = table.tokens, table.lengths, table.values
         self._inexact: Flags | None = None
         self._is_open: Flags = self._contest.is_tight
+        self._free: Integers = self._contest.free
         """Programs that bounds of classes do not price: P constrains them, or their yields are
         their own."""
         if not all(each.is_exact for each in yields):
             self._inexact = np.repeat([not each.is_exact for each in yields], self._programs.widths)
             self._is_open = self._is_open | self._inexact.take(self._programs.lane_class)
+            self._free = (~self._is_open).nonzero()[0]
         self._rows: dict[int, _Row] = {}
         """Lane classes that were sorted."""
         self._scores: dict[int, float] = {}
@@ -122,34 +125,38 @@ class Screening:
         self._credit: Floats = self._contest.lanes * slope * self._known_ms
         self._time_costs: Floats = waiting.costs(self._known_ms)
 
-    def winner(self) -> Candidate | None:
-        """Return the first candidate by rank; None where bounds alone cannot tell."""
-        verdict = self.verdict(-np.inf)
-        return None if verdict is None or len(verdict.left) else verdict.winner
-
     def verdict(self, floor: float) -> Verdict | None:
         """Return the first candidate by rank that reaches the score `floor`, and who else may.
 
         None where only the general path can tell.
         """
-        bounds, contest, best = self._bounds(), self._contest, floor
-        left = (bounds >= floor).nonzero()[0]
-        is_open = self._is_open.take(left)
-        free = left[~is_open]
+        bounds, best = self._bounds(), floor
+        free = self._free
+        if floor > -np.inf:
+            free = free[bounds.take(free) >= floor]
+        elif not len(free):
+            return None
         if len(free):
             best = max(best, self._score(int(free[bounds.take(free).argmax()])))
-            left = left[bounds.take(left) >= best]
+        left = (bounds >= best).nonzero()[0]
+        if len(left):
             is_open = self._is_open.take(left)
             for place in left[~is_open].tolist():
                 best = max(best, self._score(place))
-        elif floor == -np.inf:
-            return None
-        left = left[is_open]
+            left = left[is_open]
         if len(left):
             left = self._unbeaten(left, best)
+        winner = self._leader(best)
+        if winner is not None and is_dominated(self._view.shapes.geometry, winner):
+            return None
+        return Verdict(winner, best, left)
+
+    def _leader(self, best: float) -> Candidate | None:
+        """Return the first by rank of the programs with this very score; None without any."""
+        contest = self._contest
         tied = [place for place, score in self._scores.items() if score == best]
         if not tied:
-            return Verdict(None, best, left)
+            return None
         if len(tied) > 1:
             keys = [(float(self._known_ms[i]), -float(contest.lanes[i])) for i in tied]
             least = min(keys)
@@ -158,10 +165,7 @@ class Screening:
             # Everybody is served by all of them: what is left of the rank is padding and catalog.
             tied = [min(tied, key=lambda place: (self._padding(place), self._graph(place)))]
         found = [self._candidate(place, best) for place in tied]
-        winner = found[0] if len(found) == 1 else min(found, key=rank_key)
-        if is_dominated(self._view.shapes.geometry, winner):
-            return None
-        return Verdict(winner, best, left)
+        return found[0] if len(found) == 1 else min(found, key=rank_key)
 
     @property
     def inexact(self) -> Flags | None:

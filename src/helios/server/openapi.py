@@ -114,8 +114,10 @@ def _state_content(message: dict[str, Any]) -> None:
         "role": {"const": "assistant"},
         "tool_calls": {"type": "array", "minItems": 1},
     }
+    none = {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]}
+    plain = {"content": {"not": {"type": "null"}}, "tool_calls": none}
     message["anyOf"] = [
-        {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+        {"properties": plain, "required": ["content"]},
         {"properties": calls, "required": ["role", "tool_calls"]},
     ]
 

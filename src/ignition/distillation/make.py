@@ -32,6 +32,7 @@ from ignition.distillation.target import Target, Text
 from ignition.distillation.training import Trainer, TrainingPlan
 from ignition.draft.errors import DraftError
 from ignition.draft.file import FORMAT, DepthFigures, DraftRecord, write_draft
+from ignition.draft.shapes import parameter_shapes
 
 HEAD_NAME: Final = "draft-head.safetensors"
 _PLAN_NAME: Final = "plan.json"
@@ -154,12 +155,18 @@ def _train(
     count = min(plan.draft_tokens, vocabulary)
     token_ids = frequent_tokens(texts, vocabulary_size=vocabulary, count=count)
     shared = SharedWeights.of(checkpoint, torch.from_numpy(token_ids))
-    progress("start", 0, 1)
-    trainer = Trainer(shared, first_parameters(checkpoint, shared, texts), plan.training)
-    progress("start", 1, 1)
     path = directory / _CHECKPOINT_NAME
+    progress("start", 0, 1)
     if path.is_file():
+        sizes = parameter_shapes(checkpoint.geometry).items()
+        empty = {name: torch.zeros(shape) for name, shape in sizes}
+        trainer = Trainer(shared, empty, plan.training)
         trainer.resume(path)
+    else:
+        trainer = Trainer(shared, first_parameters(checkpoint, shared, texts), plan.training)
+        # Fitting the start takes as long as many steps, so it is kept like they are.
+        trainer.save(path)
+    progress("start", 1, 1)
     trainer.train(texts, path, progress)
     return shared, {name: value.detach() for name, value in trainer.parameters.items()}
 

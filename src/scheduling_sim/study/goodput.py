@@ -182,15 +182,16 @@ def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
                     f"{WANTED:g}, never below {LEAST:g}",
                     middle >= WANTED and min(ratios) >= LEAST,
                     f"{middle - WANTED:+.2f}",
-                    _why(best, number(best, key)),
+                    _why(best, number(best, key), min(ratios)),
                 )
             )
     return found
 
 
-def _why(best: Row, share: float) -> str:
+def _why(best: Row, share: float, least: float) -> str:
     room = f", so {100 / share:.2f} is the most that there is" if share > _ROOM else ""
-    return f"The best baseline, `{best['policy']}`, serves {share:.1f} % within{room}."
+    floor = f"no window is below {LEAST:g}" if least >= LEAST else f"one window is below {LEAST:g}"
+    return f"The best baseline, `{best['policy']}`, serves {share:.1f} % within{room}; {floor}."
 
 
 def _ratios(ours: Row, rivals: Sequence[Row], key: str) -> tuple[list[float], Row]:
