@@ -222,3 +222,32 @@ def test_intervals_follow_contexts_that_the_median_mixes_up() -> None:
     for name in ("prefill-c512",):
         assert mean_error(split, name) < 0.6 * mean_error(plain, name)
     assert mean_error(split, "prefill-c512") < 0.1
+
+
+@pytest.mark.parametrize(("decoder", "prompt"), [(64, 3000), (3000, 64)])
+def test_a_mixed_graph_is_looked_up_at_the_larger_of_its_two_means(
+    decoder: int, prompt: int
+) -> None:
+    """A long prompt beside a short stream, and the other way round, are both slow (13.3)."""
+    names = ("initialize-b1", "prefill-c64", "decode-b1", "mixed-b2-w1-c64", "terminal-b1")
+    catalog = Catalog.of(
+        dataclasses.replace(
+            descriptor(name), context_intervals=(2000,) if name.startswith("mixed") else ()
+        )
+        for name in names
+    )
+    model = ModelledCatalog(catalog, dict.fromkeys(names, NS_PER_MS))
+    world = World(model, rows=2, pages=256, page_size=64)
+    world.admit("decoder", decoder, 4_000)
+    while not world.streams["decoder"].tokens:
+        world.step()
+    world.admit("prompt", prompt + 64, 4)
+    index = [graph.name for graph in catalog.graphs].index("mixed-b2-w1-c64")
+    seen = []
+    while not world.streams["prompt"].tokens:
+        seen.append(world.scheduler._state.standing().cost_indices[index])
+        world.step()
+    # The entry of the open interval lies behind all graphs, the first one has the graph's index.
+    assert seen[0] == (index if prompt > decoder else len(names))
+    assert seen[-1] == len(names)
+    assert seen == sorted(seen)

@@ -143,20 +143,20 @@ class Standing:
                 self.terminals.append(request)
 
     def _mean_cached_tokens(self) -> list[float]:
-        """Return, by graph kind, the mean cached length of the rows that would be served."""
+        """Return, by graph kind, the mean cached length of the rows that would be served.
+
+        A mixed graph has two populations, and either alone can make it slow: the larger mean counts
+        (13.3, decision 0027).
+        """
         prompts = self.prefilling + self.initializing
         groups: dict[GraphKind, list[Request]] = {
             GraphKind.DECODE: self.decoders,
             GraphKind.SPECULATIVE: self.decoders,
-            GraphKind.MIXED: self.decoders + self.prefilling,
             GraphKind.TERMINAL: self.terminals,
             GraphKind.SNAPSHOT: self.terminals or prompts,
         }
-        means = []
-        for kind in GraphKind:
-            group = groups.get(kind, prompts)
-            lengths = [request.position_after(request.queued_tokens) for request in group]
-            means.append(sum(lengths) / len(lengths) if lengths else 0.0)
+        means = [_mean_cached(groups.get(kind, prompts)) for kind in GraphKind]
+        means[GraphKind.MIXED] = max(_mean_cached(self.decoders), _mean_cached(self.prefilling))
         return means
 
     def prompt_entries(
@@ -427,3 +427,9 @@ class Standing:
         known = [price for price in prices if price is not None]
         if known:
             account.token_price = min(known)
+
+
+def _mean_cached(group: Sequence[Request]) -> float:
+    """Return the mean cached length of some requests behind what is queued; zero without any."""
+    lengths = [request.position_after(request.queued_tokens) for request in group]
+    return sum(lengths) / len(lengths) if lengths else 0.0
