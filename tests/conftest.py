@@ -22,9 +22,11 @@ ALONE = {
     "flare": (
         "test_bench_*",
         "test_chat",
+        "test_mixed_prefill",
         "test_run",
         "test_scenarios",
         "test_speculation",
+        "test_structured",
         "test_top",
     ),
     "ignition": ("test_quality", "test_smollm2"),

@@ -201,7 +201,7 @@ def test_a_model_is_prepared_once_served_traced_and_stopped(
         assert process.wait(timeout=30) == 0
 
     assert run_command(["trace", str(trace), "--limit", "5"]) == 0
-    assert "decode-b1" in capsys.readouterr().out
+    assert "speculative-b1-d0-w1" in capsys.readouterr().out
 
     # The second start finds the package, and refuses a client without the key.
     with running([str(tiny), *SMALL, "--api-key", "secret"], log) as (url, process):
