@@ -88,7 +88,9 @@ class Group:
         for cell in self.cells:
             if cell.name in rows:
                 row = rows[cell.name]
-                lines.append("| " + " | ".join(text_of(row[key]) for key in self.columns) + " |")
+                lines.append(
+                    "| " + " | ".join(text_of(row.get(key)) for key in self.columns) + " |"
+                )
         left_out = [cell.name for cell in self.cells if cell.name not in rows]
         if left_out:
             lines += ["", f"Left out, for want of data or time: {', '.join(left_out)}."]
