@@ -785,6 +785,18 @@ class RefreshFunds:
     def _seeds_are_due(self) -> bool:
         return self.shadow.world.now_ns - self.first_ns > self.shadow.policy.estimate_ttl_ns
 
+    def _may_be_looked_at(self, candidate: selection.Candidate, attention_ns: int) -> bool:
+        """Under a gap objective: it carries no decoder past it, or it has waited for ten ttl."""
+        shadow = self.shadow
+        policy, lanes = shadow.policy, shadow.situation().lanes
+        ages = [lane.age_ms for lane in lanes if lane.state == "decode"]
+        if not policy.gap_objective_ms or not ages:
+            return True
+        if max(ages) + (candidate.graph.duration_ms or 0.0) <= policy.gap_objective_ms:
+            return True
+        waits_ns = shadow.world.now_ns - max(attention_ns, self.first_ns)
+        return waits_ns > 10 * policy.estimate_ttl_ns
+
     def due(self, best: list[selection.Candidate]) -> list[selection.Candidate]:
         """Every refresh that the rule cannot tell apart; empty when none may displace the best."""
         shadow = self.shadow
@@ -805,6 +817,7 @@ class RefreshFunds:
             observed = [o.at_ns for o in shadow.history[index] if o.sample_ns > 0]
             return max([*observed, self.dispatched.get(index, -1)], default=-1)
 
+        stale = [c for c in stale if self._may_be_looked_at(c, attention_ns(c))]
         oldest = min(map(attention_ns, stale), default=0)
         waiting = [candidate for candidate in stale if attention_ns(candidate) == oldest]
         return selection.best_of(waiting, tolerance=1e-7)
