@@ -139,6 +139,8 @@ def test_eager_acceptance_keeps_the_distribution(setting) -> None:
     logits = generator.normal(0, 1.5, (2, VOCABULARY)).astype(np.float32)
     proposal = int(np.argsort(-logits[0])[1])
     buffers = {
+        "is_masked": torch.zeros(rows, 2, dtype=torch.uint8),
+        "masks": torch.zeros(rows, 2, -(-VOCABULARY // 32), dtype=torch.int32),
         "tokens": torch.zeros(rows, 2, dtype=torch.int32),
         "produced": torch.zeros(rows, 2, dtype=torch.uint8),
         "terminated": torch.zeros(rows, 2, dtype=torch.uint8),
