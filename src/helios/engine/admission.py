@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.endpoints import PrefixHash, prefixes_of
+from helios.engine.grammar import GrammarError, GrammarFactory, OutputGrammar
 from helios.engine.messages import SamplingMessage, Submit
 from helios.engine.ports import (
     MAX_LOGIT_BIAS,
@@ -276,3 +277,22 @@ def _check_token_ids(sampling: SamplingMessage, vocabulary_size: int) -> None:
     for token_id in sampling.stop_token_ids:
         if not 0 <= token_id < vocabulary_size:
             raise InadmissibleError("stop_token_ids", f"stop token {token_id} is not in the model")
+
+
+def open_grammar(request: Submit, factory: GrammarFactory | None) -> OutputGrammar | None:
+    """Return the request's grammar at its start. Raises InadmissibleError naming its field."""
+    wanted = request.grammar
+    if wanted is None:
+        return None
+    if factory is None:
+        raise InadmissibleError(
+            wanted.param, f"{wanted.param}: this engine cannot constrain its output"
+        )
+    try:
+        grammar = factory(wanted, ignores_end=request.ignore_eos)
+        grammar.masks(())
+    except GrammarError as error:
+        raise InadmissibleError(wanted.param, f"{wanted.param} {error}") from error
+    if grammar.is_complete:
+        raise InadmissibleError(wanted.param, f"{wanted.param} admits nothing but an empty answer")
+    return grammar

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from helios.engine.admission import AdmissionRules, InadmissibleError, accept
+from helios.engine.admission import AdmissionRules, InadmissibleError, accept, open_grammar
 from helios.engine.batch import LaneOutputError, complete, frame_of
 from helios.engine.flight import FeedbackWaits, Flight, Roster
-from helios.engine.grammar import GrammarError, GrammarFactory, OutputGrammar
+from helios.engine.grammar import GrammarFactory
 from helios.engine.messages import (
     Cancel,
     EngineCommand,
@@ -138,7 +138,7 @@ class EngineCore:
             return
         try:
             accepted = accept(request, self._rules)
-            grammar = self._open_grammar(request)
+            grammar = open_grammar(request, self._grammars)
             now_ns = self._advance()
             handle = self._scheduler.admit(accepted.spec)
         except InadmissibleError as error:
@@ -163,26 +163,6 @@ class EngineCore:
         self._stats.on_submitted()
         self._stats.on_activity(is_active=True, now_ns=now_ns)
         self._tracer.on_arrival(request, live)
-
-    def _open_grammar(self, request: Submit) -> OutputGrammar | None:
-        """Return the request's grammar at its start. Raises InadmissibleError naming its field."""
-        wanted = request.grammar
-        if wanted is None:
-            return None
-        if self._grammars is None:
-            raise InadmissibleError(
-                wanted.param, f"{wanted.param}: this engine cannot constrain its output"
-            )
-        try:
-            grammar = self._grammars(wanted, ignores_end=request.ignore_eos)
-            grammar.masks(())
-        except GrammarError as error:
-            raise InadmissibleError(wanted.param, f"{wanted.param} {error}") from error
-        if grammar.is_complete:
-            raise InadmissibleError(
-                wanted.param, f"{wanted.param} admits nothing but an empty answer"
-            )
-        return grammar
 
     def _reject(self, request: Submit, code: str, message: str, param: str | None) -> None:
         self._stats.on_rejected(code)

@@ -41,10 +41,6 @@ class OutputGrammar(Protocol):
         """Return how many of the proposals may follow one another, none of them an end token."""
         ...
 
-    def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next because nothing else may; often none."""
-        ...
-
     def masks(self, proposals: Sequence[int]) -> TokenMasks:
         """Return the mask of the next token, and of the one behind each admitted proposal.
 

@@ -161,10 +161,6 @@ class MatchedOutput:
                 break
         return int(self._matcher.validate_tokens(text)) if text else 0
 
-    def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next because nothing else may; often none."""
-        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
-
     def masks(self, proposals: Sequence[int]) -> TokenMasks:
         """Return the mask of the next token, and of the one behind each admitted proposal."""
         masks = np.zeros((len(proposals) + 1, self._words), np.uint32)

@@ -241,12 +241,11 @@ def _tolerable(state: State, view: View, attention_ns: dict[int, int]) -> dict[i
     if view.policy.gap_objective_ms <= 0.0 or not view.waited_ms:
         return attention_ns
     room_ms = view.policy.gap_objective_ms - max(view.waited_ms)
-    first_ns = state.now_ns if state.dispatches.first_ns is None else state.dispatches.first_ns
     return tolerable(
         attention_ns,
         state.costs.estimates_ns,
         room_ns=room_ms * NANOSECONDS_PER_MS,
-        first_ns=first_ns,
+        first_ns=state.dispatches.begun_ns(state.now_ns),
         overdue_ns=state.now_ns - PATIENCE_TTLS * state.costs.ttl_ns,
     )
 

@@ -432,9 +432,7 @@ class Generation:
             requests.insert(0, prompt.request)
             ceilings.insert(0, prompt.output_ceiling)
             tokens.insert(0, prompt.expected_tokens)
-        order = table.order[lane_class]
-        if prompt is not None:
-            order = members
+        order = members if prompt is not None else table.order[lane_class]
         make = partial(_lanes_in_order, streams, pricing, order, prompt)
         return DeferredLanes(requests, ceilings, tokens, make, prompt)
 

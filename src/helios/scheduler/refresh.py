@@ -48,6 +48,10 @@ class Dispatches:
         """When this process submitted its first frame."""
         self.last_ns = [NEVER_NS] * entries
 
+    def begun_ns(self, now_ns: int) -> int:
+        """Return when the first frame was submitted; now, before any was."""
+        return now_ns if self.first_ns is None else self.first_ns
+
     def record(self, cost_index: int, now_ns: int) -> None:
         """Note a committed execution; plans that were never committed leave no mark."""
         if self.first_ns is None:
@@ -71,8 +75,7 @@ def stale_attention_ns(
     an earlier process wait for one ttl from the first frame: all of them are stale at the start,
     and ordinary work measures those that matter long before.
     """
-    first_ns = now_ns if dispatches.first_ns is None else dispatches.first_ns
-    seeds_wait = now_ns - first_ns <= costs.ttl_ns
+    seeds_wait = now_ns - dispatches.begun_ns(now_ns) <= costs.ttl_ns
     attention = {}
     for index in costs.stale_entries(now_ns, with_seeds=not seeds_wait):
         graph = costs.graph_of(index)

@@ -156,7 +156,7 @@ class Standing:
             GraphKind.SNAPSHOT: self.terminals or prompts,
         }
         means = [_mean_cached(groups.get(kind, prompts)) for kind in GraphKind]
-        means[GraphKind.MIXED] = max(_mean_cached(self.decoders), _mean_cached(self.prefilling))
+        means[GraphKind.MIXED] = max(means[GraphKind.DECODE], _mean_cached(self.prefilling))
         return means
 
     def prompt_entries(

@@ -8,7 +8,7 @@ from typing import Final
 
 from scheduling_sim.platforms import platform
 from scheduling_sim.simulation import Setup
-from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row, latencies, run_of
+from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row, as_served, latencies, run_of
 from scheduling_sim.study.goodput import AZURE, AZURE_OBJECTIVES
 from scheduling_sim.workload.named import workload
 
@@ -33,7 +33,7 @@ def _run(change: str, options: dict[str, float], mode: str, data: Path) -> Row:
     asked = workload(f"azure-conv:{data / AZURE}", start_s=600, length_s=60, rate_per_s=5.5)
     chosen = platform(PLATFORM, mode=mode, slots=64, page_growth=True)
     setup = Setup(
-        platform=chosen, workload=asked, policy="helios", options={**options, "seeded": True}
+        platform=chosen, workload=asked, policy="helios", options={**as_served("helios"), **options}
     )
     _, metrics = run_of(setup, AZURE_OBJECTIVES)
     share = metrics.figures()["goodput_share"] or 0.0
