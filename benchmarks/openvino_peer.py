@@ -44,8 +44,9 @@ class Stepper:
     the connections would hardly ever run.
     """
 
-    def __init__(self, pipeline: object) -> None:
+    def __init__(self, pipeline: object, lookup_tokens: int) -> None:
         self._pipeline, self._tokenizer = pipeline, pipeline.get_tokenizer()
+        self._lookup_tokens = lookup_tokens
         self._waiting: list[Call] = []
         self._calls: list[Call] = []
         self._ids = itertools.count()
@@ -73,6 +74,8 @@ class Stepper:
             config = openvino_genai.GenerationConfig()
             config.max_new_tokens = call.max_tokens
             config.ignore_eos, config.do_sample = True, False
+            if self._lookup_tokens:
+                config.num_assistant_tokens, config.max_ngram_size = self._lookup_tokens, 3
             ids = openvino.Tensor(np.array([call.prompt], dtype=np.int64))
             call.handle = self._pipeline.add_request(next(self._ids), ids, config)
             self._calls.append(call)
@@ -140,10 +143,12 @@ async def serve(options: argparse.Namespace) -> None:
     scheduler.max_num_seqs = 32
     scheduler.cache_size = options.cache_gib
     properties = {"INFERENCE_NUM_THREADS": options.threads}
+    if options.lookup:
+        properties["prompt_lookup"] = True
     pipeline = openvino_genai.ContinuousBatchingPipeline(
         options.model, scheduler, "CPU", properties
     )
-    stepper = Stepper(pipeline)
+    stepper = Stepper(pipeline, options.lookup)
     front = Front(stepper)
     server = await asyncio.start_server(front.handle, "127.0.0.1", options.port)
     async with server:
@@ -157,6 +162,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--chunk", type=int, default=256, help="tokens per step, at most")
     parser.add_argument("--cache-gib", type=int, default=2)
+    parser.add_argument(
+        "--lookup", type=int, default=0, help="prompt lookup: proposals per step (0: none)"
+    )
     asyncio.run(serve(parser.parse_args()))
 
 
