@@ -262,16 +262,17 @@ class Checker:
                     )
 
     def _check_token(self, token: GeneratedToken, fence: Fence) -> None:
-        state = self._live.get(token.handle)
+        handle, value, place, _, _ = token
+        state = self._live.get(handle)
         if state is None:
-            raise InvariantError(f"fence {fence} charged {token.handle}, which has left")
+            raise InvariantError(f"fence {fence} charged {handle}, which has left")
         index, answer = state.committed, state.answer
         assert answer is not None, "a token was sampled from it"
         expected = answer[index] if index < len(answer) else END_TOKEN
-        if token.output_index != index or token.token != expected:
+        if place != index or value != expected:
             raise InvariantError(
-                f"{_name(state)} was given token {token.token} as output {token.output_index} by "
-                f"fence {fence}; output {index} of its answer is {expected}"
+                f"{_name(state)} was given token {value} as output {place} by fence {fence}; "
+                f"output {index} of its answer is {expected}"
             )
         state.committed = index + 1
 

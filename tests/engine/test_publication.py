@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
+import pytest
+
 from helios.engine.admission import AdmissionRules, accept
 from helios.engine.flight import Flight, Roster
 from helios.engine.messages import Delta, SamplingMessage, Submit
@@ -19,7 +24,13 @@ from helios.scheduler import (
     SelectionReason,
 )
 from tests.engine.world import request
-from tests.runtime.counting import EOS, CountingModel, alphabet_detokenizers, logprobs_of
+from tests.runtime.counting import (
+    EOS,
+    POISON_TOKEN,
+    CountingModel,
+    alphabet_detokenizers,
+    logprobs_of,
+)
 
 FENCE = Fence(3)
 RULES = AdmissionRules(
@@ -100,3 +111,58 @@ def test_lanes_keep_their_own_tokens() -> None:
     ]
     assert [lane.tokens for lane in result.lanes] == [1, 0, 2]
     assert [lane.characters for lane in result.lanes] == [1, 0, 2]
+
+
+class Sparse:
+    """A detokenizer that many tokens leave silent: those of 3 and above have no text."""
+
+    def push(self, token_id: int) -> str:
+        return "abc"[token_id] if token_id < 3 else ""
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_single_token_says_what_a_commit_says(grows: bool) -> None:
+    """The short way of nearly every lane, silent runs included, against the long one."""
+    rules = dataclasses.replace(
+        RULES, resources=dataclasses.replace(RULES.resources, page_growth=grows)
+    )
+    lives = [
+        LiveRequest(
+            request("a"),
+            accept(request("a"), rules),
+            RequestHandle(0, 0),
+            lambda prompt: Sparse(),
+            arrival_ns=0,
+        )
+        for _ in range(2)
+    ]
+    short, long = lives
+    assert short.is_plain
+    draw = random.Random(3)
+    for _ in range(400):
+        token = draw.choice([0, 1, 2, 5, 6, 7, 8, 9])
+        text = long.commit([token], (), terminated=False, is_last=False)
+        expected = long.take_delta(text) if long.is_deliverable(text) else None
+        assert short.take_single(token) == expected
+        assert short.replayed_tokens == long.replayed_tokens
+    for live in lives:
+        live.commit([EOS], (), terminated=True, is_last=True)
+    assert short.take_delta("") == long.take_delta("")
+    assert short.finished("stop") == long.finished("stop")
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_only_a_request_whose_tokens_become_text_alone_is_plain(stop: tuple[str, ...]) -> None:
+    _, (live,) = published([request("a", stop=stop)], [LaneOutput(tokens=(0,))], ends=False)
+    assert live.is_plain is not bool(stop)
+
+
+def test_a_fault_of_the_text_side_ends_one_request_on_the_short_way_too() -> None:
+    submits = [request("a", prompt=(1,)), request("b", prompt=(2,))]
+    outputs = [LaneOutput(tokens=(0,)), LaneOutput(tokens=(POISON_TOKEN,))]
+    result, (_, second) = published(submits, outputs, ends=False)
+    assert [event.request_id for event in result.events] == ["a"]  # type: ignore[union-attr]
+    assert result.faults == [(second, "ValueError: poison")]

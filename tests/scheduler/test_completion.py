@@ -45,7 +45,7 @@ def test_a_record_that_contradicts_the_plan_changes_nothing(change: dict) -> Non
     loop, record = prefilling()
     before = freeze(loop.scheduler)
     with pytest.raises(CompletionError, match="fence 2"):
-        loop.scheduler.complete(Fence(2), [dataclasses.replace(record, **change)], GOOD)
+        loop.scheduler.complete(Fence(2), [record._replace(**change)], GOOD)
     assert freeze(loop.scheduler) == before
     assert len(loop.scheduler.complete(Fence(2), [record], GOOD)) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
 from unittest import mock
@@ -89,7 +88,7 @@ def test_columns_refuse_what_lanes_refuse(seed: int) -> None:
             for _ in range(draw.choice([1, 1, 2])):
                 lane, name = draw.randrange(len(records)), draw.choice(list(FIELDS))
                 changed = {name: draw.choice(FIELDS[name])}
-                records[lane] = dataclasses.replace(records[lane], **changed)
+                records[lane] = records[lane]._replace(**changed)
             verdict = verdict_on(frame, records)
             with LANE_BY_LANE:
                 assert verdict == verdict_on(frame, records)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import hypothesis
@@ -207,7 +206,7 @@ def test_a_stage_lane_may_produce_nothing() -> None:
     good = world._execute(flight.plan.steps[0].handle, flight)
     before = freeze(world.scheduler)
     for fields in ({"tokens": (1,)}, {"prompt_tokens": 1}, {"terminated": True}):
-        record = dataclasses.replace(good, **fields)
+        record = good._replace(**fields)
         timing = world.timing_of(world, flight)
         with pytest.raises(CompletionError):
             world.scheduler.complete(flight.fence, [record], timing)

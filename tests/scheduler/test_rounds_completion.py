@@ -146,7 +146,7 @@ Fault = Callable[[list[CompletionRecord], Flight], list[CompletionRecord]]
 
 def broken(**fields: object) -> Fault:
     def apply(records: list[CompletionRecord], _: Flight) -> list[CompletionRecord]:
-        return [records[0], dataclasses.replace(records[1], **fields)]  # type: ignore[arg-type]
+        return [records[0], records[1]._replace(**fields)]  # type: ignore[arg-type]
 
     return apply
 
@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "a lane too many": (lambda r, _: [*r, r[0]], "3 completed"),
     "lanes in another order": (lambda r, _: r[::-1], "the record names"),
     "another generation": (
-        lambda r, f: [r[0], dataclasses.replace(r[1], handle=r[1].handle._replace(generation=9))],
+        lambda r, f: [r[0], r[1]._replace(handle=r[1].handle._replace(generation=9))],
         "generation=9",
     ),
     "prompt tokens out of nowhere": (broken(prompt_tokens=2), "2 consumed"),
@@ -372,14 +372,14 @@ def test_only_produced_entries_are_looked_at() -> None:
 
 PEER_FAULTS: dict[str, tuple[Callable[[CompletionRecord], CompletionRecord], str]] = {
     "identity": (
-        lambda r: dataclasses.replace(r, handle=r.handle._replace(generation=7)),
+        lambda r: r._replace(handle=r.handle._replace(generation=7)),
         "handle is",
     ),
-    "consumption": (lambda r: dataclasses.replace(r, prompt_tokens=1), "prompt_tokens is 1"),
-    "another token": (lambda r: dataclasses.replace(r, tokens=(*r.tokens[:-1], 9)), "tokens is"),
-    "a shorter prefix": (lambda r: dataclasses.replace(r, tokens=r.tokens[:-1]), "tokens is"),
-    "termination": (lambda r: dataclasses.replace(r, terminated=True), "terminated is True"),
-    "offered rows": (lambda r: dataclasses.replace(r, offered=3), "offered is 3, rank 0 has 4"),
+    "consumption": (lambda r: r._replace(prompt_tokens=1), "prompt_tokens is 1"),
+    "another token": (lambda r: r._replace(tokens=(*r.tokens[:-1], 9)), "tokens is"),
+    "a shorter prefix": (lambda r: r._replace(tokens=r.tokens[:-1]), "tokens is"),
+    "termination": (lambda r: r._replace(terminated=True), "terminated is True"),
+    "offered rows": (lambda r: r._replace(offered=3), "offered is 3, rank 0 has 4"),
 }
 
 
@@ -563,11 +563,11 @@ def test_mixed_rounds_teach_by_role() -> None:
     before = survivals(world, "p")
     flight = fly(world, MIXED, {"a": 4, "b": 2}, prompt=("p", 40, 1))
     records = [lane(flight, 0, 3), lane(flight, 1, 2), lane(flight, 2, 1)]
-    short = dataclasses.replace(records[2], prompt_tokens=39)
+    short = records[2]._replace(prompt_tokens=39)
     refused(world, flight, [*records[:2], short], "40 prompt tokens were scheduled, 39 consumed")
-    silent = dataclasses.replace(records[2], tokens=())
+    silent = records[2]._replace(tokens=())
     refused(world, flight, [*records[:2], silent], "no token")
-    double = dataclasses.replace(records[2], tokens=(1, 2))
+    double = records[2]._replace(tokens=(1, 2))
     refused(world, flight, [*records[:2], double], "2 tokens, at most 1 fit")
     tokens = land(world, flight, records)
     assert [world.by_handle[token.handle].name for token in tokens] == list("aaabbp")

@@ -58,7 +58,7 @@ Break = Callable[[list[CompletionRecord]], list[CompletionRecord]]
 
 def _change(**fields: object) -> Break:
     def apply(records: list[CompletionRecord]) -> list[CompletionRecord]:
-        return [*records[:-1], dataclasses.replace(records[-1], **fields)]  # type: ignore[arg-type]
+        return [*records[:-1], records[-1]._replace(**fields)]  # type: ignore[arg-type]
 
     return apply
 
@@ -155,9 +155,9 @@ def test_a_queued_lane_is_silent_after_an_end_token(terminated: bool, ending: st
     good = [world._execute(step.handle, flight) for step in flight.plan.steps]
     at = flight.lanes.index("a")
     assert good[at].tokens == ()
-    good[at] = dataclasses.replace(good[at], terminated=terminated)
+    good[at] = good[at]._replace(terminated=terminated)
     talking = list(good)
-    talking[at] = dataclasses.replace(good[at], tokens=(7,), terminated=False)
+    talking[at] = good[at]._replace(tokens=(7,), terminated=False)
     before = freeze(world.scheduler)
     with pytest.raises(CompletionError):
         world.scheduler.complete(flight.fence, talking, timing)

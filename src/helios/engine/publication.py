@@ -63,6 +63,13 @@ def publish(
             continue
         if is_retirement or step.is_retired:
             published.left.append(request)
+        elif (
+            len(tokens) == 1
+            and request.is_plain
+            and not (tokens[0].is_last or step.prompt_tokens or lane.logprobs)
+        ):
+            # Nearly every lane of nearly every frame.
+            _publish_single(request, tokens[0].token, published)
         elif tokens or step.prompt_tokens:
             _publish_safely(step, request, lane, tokens, published)
     assert start == total, "the core returns the tokens of the frame's own lanes, in their order"
@@ -81,6 +88,17 @@ def _trace_of(
     )
 
 
+def _publish_single(request: LiveRequest, token: int, published: Publication) -> None:
+    """Pass the one token of a plain lane whose answer goes on through its request."""
+    try:
+        delta = request.take_single(token)
+    except Exception as fault:  # noqa: BLE001 - as in `_publish_safely`.
+        published.faults.append((request, _text_of(fault)))
+        return
+    if delta is not None:
+        _deliver(delta, request, published)
+
+
 def _publish_safely(
     step: ScheduledStep,
     request: LiveRequest,
@@ -92,7 +110,11 @@ def _publish_safely(
     try:
         _publish_lane(step, request, lane, tokens, published)
     except Exception as fault:  # noqa: BLE001 - one request's fault must not end the loop.
-        published.faults.append((request, f"{type(fault).__name__}: {fault}"))
+        published.faults.append((request, _text_of(fault)))
+
+
+def _text_of(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {fault}"
 
 
 def _publish_lane(

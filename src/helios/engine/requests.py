@@ -76,6 +76,7 @@ class LiveRequest:
         "finish_reason",
         "handle",
         "host_ended",
+        "is_plain",
         "last_delivery_ns",
         "masks",
         "output_tokens",
@@ -130,6 +131,8 @@ class LiveRequest:
         self.host_ended = False
         """A stop string or the end of its grammar ended the output, which no program can know."""
         self._grammar = grammar
+        self.is_plain = copying is None and grammar is None and accepted.stops is None
+        """Its tokens become text and nothing else: `take_single` may take them."""
         self.masks: TokenMasks | None = None if grammar is None else grammar.masks(())
         """Tokens that its next target rows may produce, one row more than there are proposals."""
 
@@ -216,6 +219,23 @@ class LiveRequest:
         # Counted up to the next Delta, which every visible text brings about.
         self._silent_tokens += len(tokens)
         return visible
+
+    def take_single(self, token: int) -> Delta | None:
+        """Take the one token of a lane, which ends nothing; return the Delta that is due, if any.
+
+        Only for a plain request, and without log-probabilities: it does what `commit`,
+        `is_deliverable` and `take_delta` do then.
+        """
+        if self._outputs is not None:
+            self._outputs.append(token)
+        text = self._text_side().push(token)
+        self.output_tokens += 1
+        if text and not self._undelivered_tokens:
+            self._silent_tokens = 0
+            return Delta(request_id=self.request_id, text=text, token_ids=(token,))
+        self._undelivered_tokens.append(token)
+        self._silent_tokens += 1
+        return self.take_delta(text) if self.is_deliverable(text) else None
 
     def is_deliverable(self, text: str) -> bool:
         """Return whether a Delta is due, given the text that the last commit made visible.

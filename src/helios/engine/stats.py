@@ -210,6 +210,7 @@ class EngineStats:
         self._counters["flare_deliveries_total"] += len(delivered)
         gaps = self._histograms["flare_delivery_gap_seconds"]
         per_token = self._histograms["flare_time_per_output_token_seconds"]
+        waits: dict[tuple[int, int], int] = {}
         for request, tokens in delivered:
             assert tokens > 0, "a delivery carries the tokens that it makes visible"
             before_ns = request.last_delivery_ns
@@ -217,10 +218,14 @@ class EngineStats:
                 waited_s = (now_ns - request.arrival_ns) * _S_PER_NS
                 self._histograms["flare_time_to_first_token_seconds"].observe(waited_s)
             else:
-                gap_s = (now_ns - before_ns) * _S_PER_NS
-                gaps.observe(gap_s)
-                per_token.observe(gap_s / tokens, times=tokens)
+                wait = (before_ns, tokens)
+                waits[wait] = waits.get(wait, 0) + 1
             request.last_delivery_ns = now_ns
+        # Streams of one frame mostly waited since the same frame before it.
+        for (before_ns, tokens), times in waits.items():
+            gap_s = (now_ns - before_ns) * _S_PER_NS
+            gaps.observe(gap_s, times=times)
+            per_token.observe(gap_s / tokens, times=times * tokens)
 
     def on_stall(self) -> None:
         """Count an intervention of the progress watchdog."""

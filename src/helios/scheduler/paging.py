@@ -11,6 +11,7 @@ are those of docs/design/scheduling-runtime.md section 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from helios.scheduler.capture import give_back, keep_retired, publish_armed
 from helios.scheduler.checkpoints import Checkpoint
@@ -25,7 +26,10 @@ from helios.scheduler.requests import NO_PAGES, UNLIMITED, Request
 from helios.scheduler.resources import Pages
 from helios.scheduler.stages import BINDING_KINDS
 from helios.scheduler.standing import Standing
-from helios.scheduler.state import State
+from helios.scheduler.state import NO_VERSION, State
+
+_NEW_LANE = partial(tuple.__new__, Lane)
+"""Makes a lane of all its fields; the generated constructor takes twice as long."""
 
 # The budget ---------------------------------------------------------------------------------------
 
@@ -39,7 +43,7 @@ def redraw(state: State) -> None:
 def _draw(state: State) -> bool:
     """Draw the budget once; return whether somebody was preempted, so that it is void."""
     generating, prompts, is_waiting = _by_need(state)
-    lanes = [_generating_lane(state, request) for request in generating]
+    lanes = _generating_lanes(state, generating)
     prompt_lanes = [_prompt_lane(state, request) for request in prompts]
     config, pool = state.pool.config, state.pool
     budget = budget_of(
@@ -54,7 +58,8 @@ def _draw(state: State) -> bool:
     running = [*generating, *prompts]
     for request, tokens in zip(running, budget.tokens, strict=True):
         request.reach = tokens
-    state.memo = (state.version, None)
+    # Void, but for what the next standing takes over where the same decoders are ready.
+    state.memo = (NO_VERSION, state.memo[1])
     if not budget.pages_wanted or is_waiting:
         return False
     _preempt_one(state, running)
@@ -84,10 +89,15 @@ def _least_recently_served(request: Request) -> tuple[int, int]:
     return (request.last_used, request.arrival)
 
 
-def _generating_lane(state: State, request: Request) -> Lane:
-    position = request.position_after(request.queued_tokens)
-    left = request.max_output - request.output_count - request.queued_tokens
-    return Lane(position, len(request.pages), 1, min(state.widest_lane, left))
+def _generating_lanes(state: State, requests: Sequence[Request]) -> list[Lane]:
+    lanes, widest = [], state.widest_lane
+    for request in requests:
+        queued = request.queued_tokens
+        left = request.max_output - request.output_count - queued
+        most = widest if widest < left else left
+        position = request.position_after(queued)
+        lanes.append(_NEW_LANE((position, len(request.pages), 1, most, 0)))
+    return lanes
 
 
 def _prompt_lane(state: State, request: Request) -> Lane:
@@ -103,13 +113,14 @@ def _prompt_lane(state: State, request: Request) -> Lane:
 
 def _promised_pages(state: State, lanes: Sequence[Lane]) -> int:
     """Return the pages that no newcomer may have: all of every prompt, a step of the others."""
-    config = state.pool.config
-    return sum(
-        pages_to_add(
-            max(lane.least, lane.whole), lane, config.page_size_tokens, config.draft_extent_tokens
-        )
-        for lane in lanes
-    )
+    config, total = state.pool.config, 0
+    size, extent = config.page_size_tokens, config.draft_extent_tokens
+    for lane in lanes:
+        position, pages, least, _, whole = lane
+        tokens = whole if whole > least else least
+        if position + tokens + extent > pages * size:
+            total += pages_to_add(tokens, lane, size, extent)
+    return total
 
 
 # Seating ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ them. Only `seating`, `submission` and `settlement` change it.
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Final
 
 from helios.scheduler.accounting import LastInterval
 from helios.scheduler.catalog import Catalog, GraphKind
@@ -29,6 +30,9 @@ from helios.scheduler.utility import Estimates
 from helios.scheduler.window import Window
 
 _COPIES = attrgetter("copies")
+
+NO_VERSION: Final = -1
+"""The version of a memo that is void, although its standing may still be that of the last one."""
 
 PROMPT_KINDS = (GraphKind.PREFILL, GraphKind.SCORED_PREFILL, GraphKind.MIXED)
 GENERATING_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
