@@ -50,14 +50,14 @@ def prior_means(depth: int) -> Floats:
 
 
 def aged(cells: Floats, generated: Integers) -> Floats:
-    """Return the weights of cells [n, planes, depth] at output counts `generated` [n].
+    """Return the weights of cells [planes, n, depth] at output counts `generated` [n].
 
     A weight halves with every 128 tokens generated since its depth's last observation.
     """
-    halvings = cells[:, COUNT] - generated[:, None]
+    halvings = cells[COUNT] - generated[:, None]
     halvings /= HALF_LIFE_TOKENS
     weights: Floats = np.exp2(halvings, out=halvings)
-    weights *= cells[:, WEIGHT]
+    weights *= cells[WEIGHT]
     return weights
 
 
@@ -69,23 +69,23 @@ def deepest(lengths: Integers) -> int:
 
 def outweighs_start(cells: Floats, generated: Integers) -> Flags:
     """Tell, bool [n, depth], where `aged` is above the weight of a depth without observation."""
-    ages = (generated[:, None] - cells[:, COUNT]).astype(np.int64)
+    ages = (generated[:, None] - cells[COUNT]).astype(np.int64)
     if ages.min(initial=0) < 0:
         return aged(cells, generated) > START_WEIGHT
     weights: Floats = _DECAY.take(ages, mode="clip")
-    weights *= cells[:, WEIGHT]
+    weights *= cells[WEIGHT]
     return weights > START_WEIGHT
 
 
 def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers, *, reach: int) -> None:
-    """Average the seen values [n, depth] into cells [n, planes, depth], in place.
+    """Average the seen values [n, depth] into cells [planes, n, depth], in place.
 
     w <- min(aged w + 1, 128), m <- m + (y - m)/w. What is not seen keeps its mean and its weight;
     nothing is seen beyond depth `reach`, which saves most of the work of shallow rounds.
     """
     if reach < seen.shape[1]:
         cells, values, seen = cells[:, :, :reach], values[:, :reach], seen[:, :reach]
-    means, generated = cells[:, MEAN], generated.astype(np.float64)
+    means, generated = cells[MEAN], generated.astype(np.float64)
     weights = aged(cells, generated)
     weights += 1.0
     np.minimum(weights, WEIGHT_CAP, out=weights)
@@ -93,12 +93,12 @@ def learn(cells: Floats, values: Floats, seen: Flags, generated: Integers, *, re
     moved /= weights
     if np.count_nonzero(seen) == seen.size:
         means += moved
-        cells[:, WEIGHT] = weights
-        cells[:, COUNT] = generated[:, None]
+        cells[WEIGHT] = weights
+        cells[COUNT] = generated[:, None]
         return
     np.add(means, moved, out=means, where=seen)
-    np.copyto(cells[:, WEIGHT], weights, where=seen)
-    np.copyto(cells[:, COUNT], generated[:, None], where=seen)
+    np.copyto(cells[WEIGHT], weights, where=seen)
+    np.copyto(cells[COUNT], generated[:, None], where=seen)
 
 
 def mean_tokens(gains: Floats, limits: Sequence[int]) -> Floats:
@@ -142,12 +142,12 @@ class Outcome(NamedTuple):
 
 
 class AcceptanceTable:
-    """Prefix acceptance of every row: cells [rows, source, plane, depth]; d - 1 is depth d.
+    """Prefix acceptance of every row: cells [source, plane, rows, depth]; d - 1 is depth d.
 
     One array, so that a read or an update of many rows is one gather or scatter.
     """
 
-    __slots__ = ("_below", "_cells", "_is_taught", "_known", "_ones", "_start", "_trust", "depth")
+    __slots__ = ("_below", "_is_taught", "_known", "_ones", "_planes", "_start", "_trust", "depth")
 
     def __init__(self, rows: int, depth: int, *, population_weight: float = 0.0) -> None:
         """Build a table of untrained rows; `depth` is the catalog's largest proposal depth.
@@ -169,7 +169,12 @@ class AcceptanceTable:
         """Most that a start weighs, by source."""
         self._is_taught = [trust > START_WEIGHT] * SOURCES
         """What is observed moves `_start`, by source: not where the host has said what it is."""
-        self._cells: Floats = np.tile(self._start, (rows, 1, 1, 1))
+        self._planes: Floats = np.repeat(self._start[:, :, None], rows, axis=2)
+
+    @property
+    def _cells(self) -> Floats:
+        """The same cells by row: [rows, source, plane, depth]."""
+        return self._planes.transpose(2, 0, 1, 3)
 
     def seed(
         self, source: int, survivals: Sequence[float], weight: float, *, is_taught: bool = False
@@ -211,7 +216,7 @@ class AcceptanceTable:
 
     def survivals(self, rows: Integers, source: int) -> Floats:
         """Return the survival estimate of every prefix, float64 [n, depth], nonincreasing."""
-        return np.minimum.accumulate(self._cells[rows, source, MEAN], axis=1)
+        return np.minimum.accumulate(self._planes[source, MEAN].take(rows, axis=0), axis=1)
 
     def informed(self, rows: Integers, source: int, generated: Integers) -> tuple[Floats, Flags]:
         """Return `survivals`, and which of them rest on what was observed, bool [n, depth].
@@ -219,15 +224,15 @@ class AcceptanceTable:
         Those have an aged weight above that of a depth without observation; what others observed
         does not count, unless the host seeded it.
         """
-        cells = self._cells.take(rows, axis=0)[:, source]
+        cells = self._planes[source].take(rows, axis=1)
         informed = outweighs_start(cells, generated)
         if self._is_taught[source]:
-            informed &= cells[:, COUNT] > 0.0
-        return np.minimum.accumulate(cells[:, MEAN], axis=1), informed
+            informed &= cells[COUNT] > 0.0
+        return np.minimum.accumulate(cells[MEAN], axis=1), informed
 
     def weights(self, rows: Integers, source: int, generated: Integers) -> Floats:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""
-        return aged(self._cells[rows, source], generated)
+        return aged(self._planes[source].take(rows, axis=1), generated)
 
     def optimistic(self, rows: Integers, source: int, generated: Integers) -> Floats:
         """Return the bounded optimistic survivals [n, depth], for acceptance learning alone.
@@ -265,10 +270,10 @@ class AcceptanceTable:
         """
         seen = outcome.seen
         values = outcome.accepted if survival is None else np.where(seen, survival, 0.0)
-        cells = self._cells[lanes.rows, source]
-        before: Floats = np.minimum.accumulate(cells[:, MEAN], axis=1)
+        cells = self._planes[source].take(lanes.rows, axis=1)
+        before: Floats = np.minimum.accumulate(cells[MEAN], axis=1)
         learn(cells, values, seen, lanes.generated, reach=deepest(lanes.offered))
-        self._cells[lanes.rows, source] = cells
+        self._planes[source][:, lanes.rows] = cells
         if self._is_taught[source]:
             self._teach_population(source, np.where(seen, values, 0.0), seen)
         return before

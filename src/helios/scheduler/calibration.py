@@ -57,14 +57,17 @@ class Calibration:
             self._pending.clear()
 
     def _total(self) -> Floats:
-        """Return the sums of all rounds so far; those that pend are added in their order."""
-        total = self._sums.copy()
-        for predicted, (seen, accepted) in self._pending:
-            planes = np.empty((4, *predicted.shape))
-            planes[0], planes[1], planes[2] = 1.0, predicted, accepted
-            missed = np.subtract(predicted, accepted, out=planes[3])
-            missed *= missed
-            total += np.einsum("kij,ij->kj", planes, seen.astype(np.float64))
+        """Return the sums of all rounds so far, those that pend included."""
+        if not self._pending:
+            return self._sums
+        predicted = np.concatenate([each for each, _ in self._pending])
+        seen = np.concatenate([outcome.seen for _, outcome in self._pending])
+        planes = np.empty((4, *predicted.shape))
+        planes[0], planes[1] = 1.0, predicted
+        np.concatenate([outcome.accepted for _, outcome in self._pending], out=planes[2])
+        missed = np.subtract(predicted, planes[2], out=planes[3])
+        missed *= missed
+        total: Floats = self._sums + np.einsum("kij,ij->kj", planes, seen.astype(np.float64))
         return total
 
     def entries(self) -> tuple[CalibrationEntry, ...]:

@@ -10,10 +10,10 @@ The order of the ledgers and all conditions are in docs/design/scheduling-utilit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
+from operator import gt, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +58,9 @@ _NEW_LANE: Callable[[tuple[Request, int, int]], Lane[Request]] = partial(tuple._
 
 MOST_OFFERS = 32
 """Most rounds that one search materialises."""
+
+NO_DEPTH = 1 << 62
+"""What no lane of a request outside the ordinary cohort goes beyond."""
 
 
 def selected(state: State, decision: Decision, winner: Candidate) -> Selected:
@@ -104,7 +107,7 @@ def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candida
     bounds = _bounds(decision, state.shapes.geometry.width, ordinary_rate, min(lengths.values()))
     served = requests_of(winner)
     roomy = [bound for bound in bounds if bound.block.served[bound.entry] >= len(served)]
-    search = partial(_best_of_bounds, state, ordinary_rate, lengths)
+    search = partial(_best_of_bounds, state, ordinary_rate, lengths, made={})
     # A probe that leaves somebody out delays them, and teaches their neighbours only: from then on
     # the untrained stream looks poor beside them. Such a probe is the second choice.
     best = search(roomy, served) or search(bounds, ())
@@ -148,15 +151,28 @@ def _best_of_bounds(
     lengths: dict[Request, int],
     bounds: list[_Bound],
     served: Sequence[Request],
+    *,
+    made: dict[tuple[int, int], Candidate],
 ) -> Probe[Candidate, Request] | None:
-    """Return the best probe among sorted bounds that serves everybody in `served`."""
+    """Return the best probe among sorted bounds that serves everybody in `served`.
+
+    `made` keeps candidates by graph and block, for a second search of the same bounds.
+    """
     equals: list[Offer[Candidate, Request]] = []
     best_rate = 0.0
     for bound in bounds[:MOST_OFFERS]:
         if equals and -bound.negative_gain < best_rate * (1.0 - SLACK):
             break
-        candidate = _candidate_of(bound, ordinary_rate, best_rate)
+        key = bound.graph, id(bound.block)
+        candidate = made.get(key) or _candidate_of(bound, ordinary_rate, best_rate)
         if candidate is None:
+            continue
+        made[key] = candidate
+        # Nearly all fail by their score or their depth, which asks for no lane of an offer.
+        gain = -candidate.negative_rate - ordinary_rate
+        if gain <= 0.0 or gain / candidate.duration_ms < best_rate:
+            continue
+        if not _goes_deeper(candidate, lengths):
             continue
         present = dict.fromkeys(requests_of(candidate))
         if not all(map(present.__contains__, served)):
@@ -169,6 +185,12 @@ def _best_of_bounds(
             equals, best_rate = [], probe.improvement_rate
         equals.append(offer)
     return best_probe(equals, ordinary_rate, lengths)
+
+
+def _goes_deeper(candidate: Candidate, lengths: Mapping[Request, int]) -> bool:
+    """Tell whether a lane is longer than the ordinary choice has it."""
+    ordinary = [lengths.get(request, NO_DEPTH) for request in requests_of(candidate)]
+    return any(map(gt, ceilings_of(candidate), ordinary))
 
 
 def _candidate_of(bound: _Bound, ordinary_rate: float, best_rate: float) -> Candidate | None:
@@ -199,9 +221,10 @@ def _ordinary_lengths(state: State, winner: Candidate) -> dict[Request, int]:
 
 def _offer_of(state: State, candidate: Candidate) -> Offer[Candidate, Request]:
     graph = state.catalog.graphs[candidate.graph_index]
-    chosen = [lane for i, lane in enumerate(candidate.cohort) if i != candidate.prefill_row]
-    requests = [lane.request for lane in chosen]
-    ceilings = [lane.output_ceiling for lane in chosen]
+    # A prompt row is the first lane.
+    first = candidate.prefill_row + 1
+    requests = requests_of(candidate)[first:]
+    ceilings = ceilings_of(candidate)[first:]
     left = [r.max_output - r.output_count - r.queued_tokens for r in requests]
     lanes = list(map(_NEW_LANE, zip(requests, ceilings, left, strict=True)))
 

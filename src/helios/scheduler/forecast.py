@@ -50,11 +50,11 @@ class ForecastTable:
 
     __slots__ = (
         "_agrees",
-        "_cells",
         "_decay",
         "_depths",
         "_highest",
         "_index",
+        "_planes",
         "_priors",
         "_starts",
         "version",
@@ -66,13 +66,18 @@ class ForecastTable:
         self.version = 0
         """Rises with every change, so that what was read of a version need not be read again."""
         self._depths: Integers = np.arange(1, depth + 1, dtype=np.int64)
-        self._cells: Floats = np.zeros((rows, 4, depth))
-        self._cells[:, WEIGHT] = START_WEIGHT
+        self._planes: Floats = np.zeros((4, rows, depth))
+        self._planes[WEIGHT] = START_WEIGHT
         self._priors: Floats = np.tile(prior_means(depth), (len(programs), 1))
         self._starts: Floats = np.tile(self._priors, (rows, 1, 1))
         self._highest: Floats = self._starts.max(axis=1, initial=0.0)
         self._agrees: Flags = np.ones((rows, depth), dtype=bool)
         self._decay: Floats = (1.0 - PRIOR_STEP) ** np.arange(rows + 1, dtype=np.float64)
+
+    @property
+    def _cells(self) -> Floats:
+        """The cells by row: [rows, plane, depth]."""
+        return self._planes.transpose(1, 0, 2)
 
     def reset(self, row: int) -> None:
         """Give a row to a request without history: it starts from the priors of now."""
@@ -103,21 +108,21 @@ class ForecastTable:
 
     def means(self, rows: Integers, program: int) -> Floats:
         """Return the forecast survivals [n, depth] of rows under one program, nonincreasing."""
-        cells = self._cells[rows]
+        cells = self._planes.take(rows, axis=1)
         starts = self._starts[rows, self._index[program]]
-        return np.minimum.accumulate(np.where(cells[:, OWN], cells[:, MEAN], starts), axis=1)
+        return np.minimum.accumulate(np.where(cells[OWN], cells[MEAN], starts), axis=1)
 
     def highest_means(self, rows: Integers) -> tuple[Floats, bool]:
         """Return the largest `means` that any program has, and whether all have the same."""
-        cells = self._cells.take(rows, axis=0)
-        own = cells[:, OWN] != 0.0
+        cells = self._planes.take(rows, axis=1)
+        own = cells[OWN] != 0.0
         agree = np.count_nonzero(own | self._agrees.take(rows, axis=0)) == own.size
-        means = np.where(own, cells[:, MEAN], self._highest.take(rows, axis=0))
+        means = np.where(own, cells[MEAN], self._highest.take(rows, axis=0))
         return np.minimum.accumulate(means, axis=1), agree
 
     def weights(self, rows: Integers, generated: Integers) -> Floats:
         """Return the aged weights [n, depth] of rows that have `generated` [n] output tokens."""
-        return aged(self._cells[rows], generated)
+        return aged(self._planes.take(rows, axis=1), generated)
 
     def observe(self, program: int, lanes: Lanes, values: Floats) -> Floats:
         """Learn the joint prefix probabilities [n, depth] of one completed round.
@@ -132,14 +137,14 @@ class ForecastTable:
         if seen.any():
             self.version += 1
         values = np.where(seen, values, 0.0)
-        cells = self._cells[rows]
-        means, own = cells[:, MEAN], cells[:, OWN]
+        cells = self._planes.take(rows, axis=1)
+        means, own = cells[MEAN], cells[OWN]
         # A depth that stays unseen is not marked as own, so its mean is never read.
         np.copyto(means, self._starts[rows, index], where=own == 0.0)
         before: Floats = np.minimum.accumulate(means, axis=1)
         learn(cells, values, seen, generated, reach=deepest(lanes.ceilings))
         np.copyto(own, 1.0, where=seen)
-        self._cells[rows] = cells
+        self._planes[:, rows] = cells
         self._move_prior(self._priors[index], values, seen)
         return before
 

@@ -29,7 +29,16 @@ from helios.scheduler.streams import Floats, ranked, running_sums
 class Packing:
     """The decoders' part of every role, split into newly ready and ready ones."""
 
-    __slots__ = ("_newly", "_pricings", "_ready", "_roles", "_scene", "lane_class", "settled")
+    __slots__ = (
+        "_newly",
+        "_pricings",
+        "_ready",
+        "_roles",
+        "_scene",
+        "has_newly",
+        "lane_class",
+        "settled",
+    )
 
     def __init__(self, scene: Scene, roles: Roles, is_newly: Flags) -> None:
         self._scene, self._roles = scene, roles
@@ -39,6 +48,7 @@ class Packing:
         )
         self._pricings = Pricings(scene, programs)
         self._newly: Integers = np.flatnonzero(is_newly)
+        self.has_newly = len(self._newly) > 0
         self._ready: Integers = np.flatnonzero(~is_newly)
         self.settled: Flags = ~(scene.inexact[self.lane_class] & (roles.program >= 0))
         """Roles whose following value is exact."""
@@ -77,6 +87,8 @@ class Packing:
 
     def _row_sums(self, roles: Integers, extra: Floats | None, members: Integers) -> Integers:
         """Return the target rows of the best 0, 1, ... of `members` in some roles."""
+        if extra is None and len(members) == len(self._scene.streams.requests):
+            return self._scene.table.rows[self.lane_class[roles]]
         table, used = self._scene.table, self._scene.streams.used[members]
         if extra is None:
             lengths = table.lengths[:, members]
@@ -186,9 +198,7 @@ class Packing:
                 inside[newly] = inside[ready[:beside]] = True
                 members.append(inside)
         candidates = np.unique(np.array(members), axis=0)
-        found = Frontier(self._scene.streams, pricing).priced(candidates, packed, bonus)
-        top = max(cohort.value for cohort in found)
-        return [cohort for cohort in found if cohort.value == top]
+        return Frontier(self._scene.streams, pricing).best_priced(candidates, packed, bonus)
 
 
 _NOBODY = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

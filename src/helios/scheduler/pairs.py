@@ -146,7 +146,11 @@ class Pairs:
         `extra` [roles, streams] is what each lane is worth beyond its value.
         """
         roles, values = self._roles, self._scene.table.values
-        if extra is None:
+        if extra is None and not self._packing.has_newly:
+            # The table has ranked the very lanes that are ready.
+            ready = self._scene.table.sums[self._packing.lane_class]
+            newly = np.zeros((len(ready), 1))
+        elif extra is None:
             newly, ready = (
                 prefix_sums(values[:, group])[self._packing.lane_class]
                 for group in (self._is_newly, ~self._is_newly)

@@ -23,7 +23,7 @@ from helios.scheduler.stages import extent_of, prefill_kind
 def decode_interval_ms(shapes: Shapes, durations_ms: Floats, streams: int) -> float | None:
     """Return sigma = min K*T/min(B, K) over the measured programs that serve decoders."""
     programs = shapes.geometry.generating
-    durations = durations_ms[programs.graph]
+    durations = durations_ms.take(programs.graph)
     # The place of an extreme is found in a quarter of the time that a reduction takes.
     least = float(durations[durations.argmin()])
     if not streams or (least <= 0.0 and not durations.any()):
@@ -49,7 +49,7 @@ def decode_token_interval_ms(
     lane is expected to commit: the mean of the decoders, at equal lengths that fit P. `learned` are
     their drafted survivals [n, depth] where the caller has read them.
     """
-    durations = np.asarray(durations_ms)[shapes.geometry.generating.graph]
+    durations = np.asarray(durations_ms).take(shapes.geometry.generating.graph)
     # The place of an extreme is found in a quarter of the time that a reduction takes.
     least = float(durations[durations.argmin()])
     if not streams or (least <= 0.0 and not (durations > 0.0).any()):

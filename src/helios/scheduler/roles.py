@@ -176,13 +176,13 @@ def _beside(
 
 def _prefills(view: View, kind: GraphKind, newly: Sequence[Prompt]) -> list[_Part]:
     group = [prompt for prompt in newly if prefill_kind(prompt.request) is kind]
-    shapes = view.shapes.by_kind[kind]
-    if not group or not shapes:
+    graphs, capacities = view.shapes.prompt_shapes[kind]
+    if not group or not len(graphs):
         return []
-    table = prompt_table(group, np.array([capacity for _, capacity in shapes], dtype=np.int64))
+    table = prompt_table(group, capacities)
     row = best_prompts(table, advancing(table))
     column = np.flatnonzero(row >= 0)
-    graph = np.array([index for index, _ in shapes], dtype=np.int64)[column]
+    graph = graphs[column]
     none = np.zeros(len(column), dtype=np.int64)
     return [_Part(graph, none - 1, none, 0, 1, Prompts(table, row[column], column))]
 

@@ -253,7 +253,7 @@ def _place(lane: Lane) -> tuple[float, int, int]:
 class Frontier:
     """The proposals of all streams at one lane class, and how P rows are shared in a cohort."""
 
-    __slots__ = ("_admissions", "_first", "_rankings", "_table", "_tops")
+    __slots__ = ("_admissions", "_first", "_rankings", "_ranks", "_table", "_tops")
 
     def __init__(self, streams: Streams, pricing: Pricing) -> None:
         table, first, lane_class, by = pricing
@@ -272,6 +272,8 @@ class Frontier:
         whole = table.values[lane_class]
         keys = np.stack([whole, table.values[first], whole / lengths])
         self._rankings = ranked(keys, np.broadcast_to(lengths, keys.shape), streams.used)
+        self._ranks: Integers | None = None
+        """Place of every stream in each of them, once asked for."""
 
     @property
     def tops(self) -> Floats:
@@ -303,37 +305,59 @@ class Frontier:
             bounds[1:, -1] = -np.inf
         todo = np.isfinite(bounds)
         if every:
-            return self._priced(np.argwhere(todo), packed, bonus)
+            return self.priced(self._members(np.argwhere(todo)), packed, bonus)
+        bounds[~todo] = -np.inf
         best: list[Cohort] = []
-        while todo.any():
-            top = bounds[todo].max()
+        while (top := float(bounds[np.unravel_index(bounds.argmax(), bounds.shape)])) > -np.inf:
             if best and top < least - SLACK * abs(least):
                 break
             floor = best[0].value if best else top
-            wanted = todo & (bounds >= floor - SLACK * max(abs(floor), 1.0))
+            wanted = bounds >= floor - SLACK * max(abs(floor), 1.0)
             if not wanted.any():
                 break
-            todo &= ~wanted
-            best += self._priced(np.argwhere(wanted), packed, bonus)
-            value = max(cohort.value for cohort in best)
-            best = [cohort for cohort in best if cohort.value == value]
+            members = self._members(np.argwhere(wanted))
+            bounds[wanted] = -np.inf
+            found = self.best_priced(members, packed, bonus, least=best[0].value if best else None)
+            if found and best and found[0].value > best[0].value:
+                best = []
+            best += found
         return best
 
-    def _priced(self, places: Integers, packed: int, bonus: Floats) -> list[Cohort]:
-        """Price prefixes: `places` [m, 2] are an ordering and a size less one."""
-        ranks = np.argsort(self._rankings, axis=1)[places[:, 0]]
-        return self.priced(ranks <= places[:, [1]], packed, bonus)
+    def _members(self, places: Integers) -> Flags:
+        """Return the streams of prefixes [m, n]: `places` [m, 2] are an ordering and a size less
+        one."""
+        if self._ranks is None:
+            self._ranks = np.argsort(self._rankings, axis=1)
+        return self._ranks[places[:, 0]] <= places[:, [1]]
 
     def priced(self, members: Flags, packed: int, bonus: Floats) -> list[Cohort]:
         """Price cohorts, `members` [m, n] of at most `packed` lanes, by their causal allocation."""
+        lengths, values = self._shared(members, packed, bonus)
+        return [
+            _cohort(inside, length, value)
+            for inside, length, value in zip(members, lengths, values.tolist(), strict=True)
+        ]
+
+    def best_priced(
+        self, members: Flags, packed: int, bonus: Floats, *, least: float | None = None
+    ) -> list[Cohort]:
+        """Return those of `priced` with the best value, if that is `least` or more."""
+        lengths, values = self._shared(members, packed, bonus)
+        top = float(values[values.argmax()])
+        if least is not None and top < least:
+            return []
+        places = (values == top).nonzero()[0].tolist()
+        return [_cohort(members[place], lengths[place], top) for place in places]
+
+    def _shared(self, members: Flags, packed: int, bonus: Floats) -> tuple[Integers, Floats]:
+        """Return how each cohort shares its rows [m, n], and what that is worth [m]."""
         table, count = self._table, self._table.values.shape[1]
-        lengths = lengths_of_cohorts(
-            self._admissions, members, np.full(len(members), packed, dtype=np.int64)
-        )
+        capacities = np.full(len(members), packed, dtype=np.int64)
+        lengths = lengths_of_cohorts(self._admissions, members, capacities)
         lane = table.values[self._first + np.maximum(lengths, 1) - 1, np.arange(count)]
-        values = np.where(members, lane + bonus, 0.0).sum(axis=1)
-        found = []
-        for inside, length, value in zip(members, lengths, values, strict=True):
-            chosen = np.flatnonzero(inside)
-            found.append(Cohort(chosen, length[chosen], float(value)))
-        return found
+        return lengths, np.where(members, lane + bonus, 0.0).sum(axis=1)
+
+
+def _cohort(inside: Flags, lengths: Integers, value: float) -> Cohort:
+    chosen = inside.nonzero()[0]
+    return Cohort(chosen, lengths[chosen], value)

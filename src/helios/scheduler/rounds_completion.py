@@ -234,14 +234,11 @@ def learn_round(
     Call it after the lanes advanced and before any row changes hands: `served` are the lanes that
     committed, so a cancelled or finished request teaches nothing.
     """
-    if len(served) == len(frame.requests):
-        counts = [request.output_count for request in ran.requests]
-    else:
-        counts = [request.output_count if request in served else -1 for request in ran.requests]
-    generated = np.array(counts, dtype=np.int64)
+    counts = [request.output_count for request in ran.requests]
+    generated = np.fromiter(counts, np.int64, len(counts))
     _, rows, offered, ceilings, produced, terminated = ran
-    if -1 in counts:
-        live = generated >= 0
+    if len(served) < len(frame.requests):
+        live = np.array([request in served for request in ran.requests], dtype=bool)
         rows, offered, ceilings = rows[live], offered[live], ceilings[live]
         produced, generated = produced[live], generated[live]
         terminated = None if terminated is None else terminated[live]

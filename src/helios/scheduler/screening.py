@@ -21,7 +21,7 @@ from helios.scheduler.dominance import is_dominated
 from helios.scheduler.geometry import Contest, Flags, Generating, Integers
 from helios.scheduler.lanes import DeferredLanes
 from helios.scheduler.rounds import lanes_in_order
-from helios.scheduler.streams import Floats, LaneTable, Streams, lane_values, ranked
+from helios.scheduler.streams import Floats, LaneTable, Streams, lane_values, ranked, running_sums
 from helios.scheduler.utility import Lane, View, Yields
 from helios.scheduler.waiting import Waiting
 
@@ -31,7 +31,7 @@ them moves it by less than 1e-13 of itself."""
 
 
 class _Row(NamedTuple):
-    """The lanes of one class; arrays [n] unless said."""
+    """The lanes of one class; arrays [n]."""
 
     tokens: Floats
     values: Floats
@@ -39,8 +39,6 @@ class _Row(NamedTuple):
     """None where every lane has the width of the class."""
     order: Integers
     """Streams by value, the best first."""
-    sums: Floats
-    """Values of the best 0, 1, ... n lanes [n + 1]."""
 
 
 class Verdict(NamedTuple):
@@ -76,6 +74,7 @@ class Screening:
         "_scores",
         "_slope",
         "_streams",
+        "_sums",
         "_table",
         "_time_costs",
         "_tokens",
@@ -104,57 +103,66 @@ class Screening:
         self._table = table
         if table is None:
             self._tokens, self._lengths, self._values = lane_values(streams, yields)
+            falling = np.sort(self._values, axis=1)[:, ::-1]
+            self._sums: Floats = running_sums(falling)
+            """Values of the best 0, 1, ... n lanes of every class [classes, n + 1]."""
         else:
             self._tokens, self._lengths, self._values = table.tokens, table.lengths, table.values
+            self._sums = table.sums
         self._inexact: Flags | None = None
         self._is_open: Flags = self._contest.is_tight
         self._free: Integers = self._contest.free
-        """Programs that bounds of classes do not price: P constrains them, or their yields are
-        their own."""
+        """Programs that sums of classes price: P does not constrain them, and their yields are
+        those of the class."""
         if not all(each.is_exact for each in yields):
             self._inexact = np.repeat([not each.is_exact for each in yields], self._programs.widths)
             self._is_open = self._is_open | self._inexact.take(self._programs.lane_class)
             self._free = (~self._is_open).nonzero()[0]
         self._rows: dict[int, _Row] = {}
-        """Lane classes that were sorted."""
-        self._scores: dict[int, float] = {}
-        """Exact scores by program."""
+        """Lane classes that were ranked."""
         self._tops: dict[int, Floats] = {}
         """Sums of the 0, 1, ... largest marginals, by lane class."""
         # The products of the exact score, in its order.
         self._credit: Floats = self._contest.lanes * slope * self._known_ms
         self._time_costs: Floats = waiting.costs(self._known_ms)
+        self._scores: Floats = self._scored()
+        """Exact scores of the free programs, and bounds of those of all others."""
+
+    def _scored(self) -> Floats:
+        """Return the scores with whole lanes: no program gives a cohort more than that."""
+        programs, counts = self._programs, self._contest.counts
+        scores: Floats = self._sums[programs.lane_class, counts]
+        scores += self._credit
+        if len(self._free) < len(scores):
+            np.multiply(scores, ROOM, out=scores, where=self._is_open)
+        scores /= self._known_ms
+        scores -= self._time_costs
+        return scores
 
     def verdict(self, floor: float) -> Verdict | None:
         """Return the first candidate by rank that reaches the score `floor`, and who else may.
 
         None where only the general path can tell.
         """
-        bounds, best = self._bounds(), floor
-        free = self._free
-        if floor > -np.inf:
-            free = free[bounds.take(free) >= floor]
-        elif not len(free):
-            return None
+        scores, free, best = self._scores, self._free, floor
         if len(free):
-            best = max(best, self._score(int(free[bounds.take(free).argmax()])))
-        left = (bounds >= best).nonzero()[0]
-        if len(left):
-            is_open = self._is_open.take(left)
-            for place in left[~is_open].tolist():
-                best = max(best, self._score(place))
-            left = left[is_open]
+            own = scores.take(free)
+            best = max(best, float(own[own.argmax()]))
+        elif floor == -np.inf:
+            return None
+        left = NONE_LEFT
+        if len(free) < len(scores):
+            left = (self._is_open & (scores >= best)).nonzero()[0]
         if len(left):
             left = self._unbeaten(left, best)
-        winner = self._leader(best)
+        winner = self._leader(free[own == best], best) if len(free) else None
         if winner is not None and is_dominated(self._view.shapes.geometry, winner):
             return None
         return Verdict(winner, best, left)
 
-    def _leader(self, best: float) -> Candidate | None:
+    def _leader(self, places: Integers, best: float) -> Candidate | None:
         """Return the first by rank of the programs with this very score; None without any."""
-        contest = self._contest
-        tied = [place for place, score in self._scores.items() if score == best]
+        contest, tied = self._contest, places.tolist()
         if not tied:
             return None
         if len(tied) > 1:
@@ -179,7 +187,7 @@ class Screening:
 
     def candidate(self, place: int) -> Candidate:
         """Return the best cohort of a program of the contest that P does not constrain."""
-        return self._candidate(place, self._score(place))
+        return self._candidate(place, float(self._scores[place]))
 
     def _graph(self, place: int) -> int:
         return int(self._programs.graph[place])
@@ -195,56 +203,19 @@ class Screening:
             return int(programs.prompt[place]) + (int(programs.batch[place]) - 1) * width - used
         return int(programs.packed[place]) - used
 
-    def _bounds(self) -> Floats:
-        """Return a bound of every program's score: no lane is worth more than the best of its class
-        at full length, and no cohort more than everybody."""
-        programs, values, known_ms = self._programs, self._values, self._known_ms
-        if len(values) == 1:
-            bounds = self._row(0).sums.take(self._contest.counts)
-            bounds += self._credit
-        else:
-            totals = np.add.reduce(values, axis=1)
-            bounds = self._contest.lanes * values.max(axis=1).take(programs.lane_class)
-            np.minimum(bounds, totals.take(programs.lane_class), out=bounds)
-            bounds += self._credit
-            bounds *= ROOM
-        bounds /= known_ms
-        bounds -= self._time_costs
-        return bounds
-
     def _row(self, lane_class: int) -> _Row:
         found = self._rows.get(lane_class)
-        if found is None and self._table is not None:
-            table = self._table
-            found = self._rows[lane_class] = _Row(
-                table.tokens[lane_class],
-                table.values[lane_class],
-                table.lengths[lane_class],
-                table.order[lane_class],
-                table.sums[lane_class],
-            )
         if found is None:
             values = self._values[lane_class]
             lengths = None if self._lengths is None else self._lengths[lane_class]
-            if lengths is None:
-                order: Integers = (-values).argsort(kind="stable")
+            if self._table is not None:
+                order: Integers = self._table.order[lane_class]
+            elif lengths is None:
+                order = (-values).argsort(kind="stable")
             else:
                 order = ranked(values[None, :], lengths[None, :], self._streams.used)[0]
-            sums = np.zeros(len(values) + 1)
-            np.add.accumulate(values.take(order), out=sums[1:])
-            found = _Row(self._tokens[lane_class], values, lengths, order, sums)
-            self._rows[lane_class] = found
+            found = self._rows[lane_class] = _Row(self._tokens[lane_class], values, lengths, order)
         return found
-
-    def _score(self, place: int) -> float:
-        """Return the exact score of a program that P does not constrain."""
-        score = self._scores.get(place)
-        if score is None:
-            lanes, duration_ms = int(self._contest.lanes[place]), float(self._known_ms[place])
-            value = float(self._row(int(self._programs.lane_class[place])).sums[lanes])
-            value += lanes * self._slope * duration_ms
-            score = self._scores[place] = rate_of(value, duration_ms, self._waiting)
-        return score
 
     def _unbeaten(self, places: Integers, best: float) -> Integers:
         """Return which programs that are no free ones may reach the best score.
@@ -262,7 +233,7 @@ class Screening:
         programs, lanes = self._programs, self._contest.counts.take(places)
         tops = tops_of_all(self._tokens, self._streams.token, programs)
         spare = np.minimum(programs.packed.take(places) - lanes, len(tops) - 2)
-        known_ms, sums = self._known_ms.take(places), self._row(0).sums
+        known_ms, sums = self._known_ms.take(places), self._sums[0]
         extra, pending = tops.take(spare), sums.take(lanes)
         bounds = pending + extra
         bounds += self._credit.take(places)
@@ -291,8 +262,8 @@ class Screening:
             np.add.accumulate(rising[::-1], out=tops[1:])
         sizes = self._contest.sizes[:lanes]
         bounds = tops.take(packed - sizes, mode="clip")
-        bounds += self._row(0).sums[1 : lanes + 1]
-        np.minimum(bounds, self._row(lane_class).sums[1 : lanes + 1], out=bounds)
+        bounds += self._sums[0, 1 : lanes + 1]
+        np.minimum(bounds, self._sums[lane_class, 1 : lanes + 1], out=bounds)
         duration_ms = float(self._known_ms[place])
         bounds += self._slope * duration_ms * sizes
         value = float(bounds[bounds.argmax()]) * ROOM

@@ -48,4 +48,5 @@ class Shapes:
 
 def _columns(shapes: Sequence[Shape]) -> tuple[Integers, Integers]:
     pairs: Integers = np.array(shapes, dtype=np.int64).reshape(len(shapes), 2)
-    return pairs[:, 0], pairs[:, 1]
+    indices, capacities = pairs.T.copy()
+    return indices, capacities

@@ -122,12 +122,18 @@ class Standing:
     def _sort(self, resident: Sequence[Request]) -> None:
         """Put every resident request into the list of what it can do next, if there is anything."""
         decode = Phase.DECODE
+        ready = [
+            r
+            for r in resident
+            if r.phase is decode and not r.stages and r.reach and not r.is_leaving
+        ]
+        self.decoders = [r for r in ready if r.output_count + r.queued_tokens < r.max_output]
+        if len(ready) == len(resident):
+            # Nearly always.
+            return
         for request in resident:
             phase = request.phase
             if phase is decode and not request.stages and request.reach and not request.is_leaving:
-                # Nearly all of them, nearly always.
-                if request.output_count + request.queued_tokens < request.max_output:
-                    self.decoders.append(request)
                 continue
             if (request.reach == 0 or request.is_leaving) and phase is not Phase.TERMINAL:
                 # It cannot grow, or is about to go: it takes no part until that has changed.

@@ -152,9 +152,11 @@ def _in_order(
     """
     order = (-values).argsort(axis=1)
     falling = values.ravel()[order + starts]
-    if np.count_nonzero(falling[:, 1:] == falling[:, :-1]):
-        order = ranked(values, lengths, used)
-        falling = np.take_along_axis(values, order, axis=1)
+    is_tied = falling[:, 1:] == falling[:, :-1]
+    if np.count_nonzero(is_tied):
+        # Equal values stand side by side in any order, so only the streams change places.
+        classes = is_tied.any(axis=1).nonzero()[0]
+        order[classes] = ranked(values.take(classes, axis=0), lengths.take(classes, axis=0), used)
     return order, falling
 
 
@@ -185,11 +187,22 @@ def _plain_table(streams: Streams) -> LaneTable:
 def ranked(values: Floats, lengths: Integers, used: Integers) -> Integers:
     """Return the streams by value in every row of `values` [rows, n], the best first.
 
-    Ties: less recently used, then the longer lane, which leaves less padding, then admission.
+    Ties: less recently used, then the longer lane, which leaves less padding, then admission. The
+    streams stand in the order of their use and admission, so a stable sort leaves the first and
+    the last of these as they are.
     """
+    order: Integers = (-values).argsort(axis=1, kind="stable")
     if (lengths == lengths[:, :1]).all():
-        return np.argsort(-values, axis=1, kind="stable")
-    return np.lexsort((-lengths, np.broadcast_to(used, lengths.shape), -values))
+        return order
+    starts = np.arange(0, values.size, values.shape[1])[:, None]
+    falling, sized = values.ravel()[order + starts], lengths.ravel()[order + starts]
+    is_late = (falling[:, 1:] == falling[:, :-1]) & (sized[:, 1:] > sized[:, :-1])
+    if np.count_nonzero(is_late):
+        last = used[order]
+        rows = (is_late & (last[:, 1:] == last[:, :-1])).any(axis=1).nonzero()[0]
+        own = lengths[rows]
+        order[rows] = np.lexsort((-own, np.broadcast_to(used, own.shape), -values[rows]))
+    return order
 
 
 def running_sums(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
