@@ -120,6 +120,8 @@ class _Bound(NamedTuple):
     negative_gain: float
     graph: int
     entry: int
+    number: int
+    """Of the block."""
     block: Block
 
 
@@ -132,7 +134,7 @@ def _bounds(
     """
     least = ordinary_rate - SLACK * abs(ordinary_rate)
     found: list[_Bound] = []
-    for block in decision.optimistic():
+    for number, block in enumerate(decision.optimistic()):
         deeper = block.determinate & (widths[block.graph] > shortest) & (block.rate > least)
         entries = np.flatnonzero(deeper)
         if isinstance(block, Generation):
@@ -140,7 +142,7 @@ def _bounds(
             entries = entries[block.rate[entries] > least]
         gains = (block.rate[entries] - ordinary_rate) / block.known_ms[entries]
         columns = ((-gains).tolist(), block.graph[entries].tolist(), entries.tolist())
-        found += map(_Bound, *columns, repeat(block))
+        found += map(_Bound, *columns, repeat(number), repeat(block))
     found.sort(key=itemgetter(0, 1))
     return found
 
@@ -156,14 +158,14 @@ def _best_of_bounds(
 ) -> Probe[Candidate, Request] | None:
     """Return the best probe among sorted bounds that serves everybody in `served`.
 
-    `made` keeps candidates by graph and block, for a second search of the same bounds.
+    `made` keeps candidates by block and entry, for a second search of the same bounds.
     """
     equals: list[Offer[Candidate, Request]] = []
     best_rate = 0.0
     for bound in bounds[:MOST_OFFERS]:
         if equals and -bound.negative_gain < best_rate * (1.0 - SLACK):
             break
-        key = bound.graph, id(bound.block)
+        key = bound.number, bound.entry
         candidate = made.get(key) or _candidate_of(bound, ordinary_rate, best_rate)
         if candidate is None:
             continue

@@ -119,14 +119,14 @@ class Decision:
         if verdict is not None and not len(verdict.left):
             if best is None or verdict.winner is None:
                 return best or verdict.winner
-            blocks: list[Block] = [Listed([verdict.winner])]
+            blocks: list[Block] = [_listed(verdict.winner, verdict.best)]
         elif verdict is None:
             blocks = self._alone_blocks()
         else:
             programs = chosen(geometry.contest(len(self.view.decoders)).programs, verdict.left)
             blocks = [Generation(self.scene, programs, floor=verdict.best)]
             if verdict.winner is not None:
-                blocks.append(Listed([verdict.winner]))
+                blocks.append(_listed(verdict.winner, verdict.best))
         if selection is None:
             return Selection(blocks, geometry).winner()
         for block in blocks:
@@ -278,6 +278,16 @@ class Decision:
     def ranked(self) -> list[Candidate]:
         """Return the undominated candidates, best first."""
         return sorted(self.candidates, key=rank_key)
+
+
+def _listed(winner: Candidate, score: float) -> Listed:
+    """Return a block of one candidate, compared by the score that it won by.
+
+    A candidate adds its lanes up in their order, which may round the last bit the other way.
+    """
+    block = Listed([winner])
+    block.rate[0] = score
+    return block
 
 
 class Selected(NamedTuple):

@@ -207,16 +207,14 @@ def lanes_of(streams: Streams, pricing: Pricing, cohort: Cohort) -> list[Lane]:
     classes = pricing.class_of(cohort.lengths)
     # A device is given ceilings: how it shares its rows is only expected here.
     ceilings = cohort.lengths if pricing.by is None else table.lengths[pricing.lane_class, members]
-    lanes = lanes_in_order(
+    make = lanes_in_order if cohort.is_prefix else lanes_by_value
+    return make(
         streams,
         members,
         table.tokens[classes, members],
         table.values[classes, members],
         ceilings.tolist(),
     )
-    if not cohort.is_prefix:
-        lanes.sort(key=_place)
-    return lanes
 
 
 def lanes_in_order(
@@ -244,6 +242,15 @@ def lanes_in_order(
             ),
         )
     )
+
+
+def lanes_by_value(
+    streams: Streams, members: Integers, tokens: Floats, values: Floats, ceilings: Sequence[int]
+) -> list[Lane]:
+    """Return the lanes of some streams, the most valuable first."""
+    lanes = lanes_in_order(streams, members, tokens, values, ceilings)
+    lanes.sort(key=_place)
+    return lanes
 
 
 def _place(lane: Lane) -> tuple[float, int, int]:

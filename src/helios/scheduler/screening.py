@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from helios.scheduler.allocation import device_lengths
 from helios.scheduler.blocks import Candidate, rank_key, rate_of
 from helios.scheduler.bounds import tops_of_all
 from helios.scheduler.config import DecodeMode
 from helios.scheduler.dominance import is_dominated
 from helios.scheduler.geometry import Contest, Flags, Generating, Integers
 from helios.scheduler.lanes import DeferredLanes
-from helios.scheduler.rounds import lanes_in_order
+from helios.scheduler.rounds import SLACK, lanes_by_value, lanes_in_order
 from helios.scheduler.streams import Floats, LaneTable, Streams, lane_values, ranked, running_sums
 from helios.scheduler.utility import Lane, View, Yields
 from helios.scheduler.waiting import Waiting
@@ -41,13 +42,25 @@ class _Row(NamedTuple):
     """Streams by value, the best first."""
 
 
+class Shared(NamedTuple):
+    """A program whose target rows everybody shares; arrays [n]."""
+
+    score: float
+    lengths: Integers
+    """Target rows that the value expects of each."""
+    ceilings: Integers
+    """Most output tokens of each."""
+    tokens: Floats
+    values: Floats
+
+
 class Verdict(NamedTuple):
     """What is known of the programs that serve decoders alone."""
 
     winner: Candidate | None
     """The first by rank of those that bounds price exactly; None where all stay below the floor."""
     best: float
-    """The score of the winner, or the floor where there is none."""
+    """The score by which the winner is compared, or the floor where there is none."""
     left: Integers
     """Places in the contest of programs that may have this score or more, whose cohort or yields
     have to be found first."""
@@ -56,6 +69,10 @@ class Verdict(NamedTuple):
 NONE_LEFT: Integers = np.zeros(0, dtype=np.int64)
 MOST_ALONE = 4
 """Most programs that are bounded one by one; more are bounded together by whoever prices them."""
+
+
+MOST_SHARED = 8
+"""Most programs whose allocation is computed here; more are left to whoever prices them."""
 
 
 class Screening:
@@ -69,9 +86,11 @@ class Screening:
         "_is_open",
         "_known_ms",
         "_lengths",
+        "_orders",
         "_programs",
         "_rows",
         "_scores",
+        "_shared",
         "_slope",
         "_streams",
         "_sums",
@@ -118,6 +137,10 @@ class Screening:
             self._inexact = np.repeat([not each.is_exact for each in yields], self._programs.widths)
             self._is_open = self._is_open | self._inexact.take(self._programs.lane_class)
             self._free = (~self._is_open).nonzero()[0]
+        self._orders = [each.order for each in yields]
+        """What orders the admissions of each variant's device; None where the host allocates."""
+        self._shared: dict[int, Shared] = {}
+        """Programs whose rows everybody shares, by place, once scored."""
         self._rows: dict[int, _Row] = {}
         """Lane classes that were ranked."""
         self._tops: dict[int, Floats] = {}
@@ -146,8 +169,7 @@ class Screening:
         """
         scores, free, best = self._scores, self._free, floor
         if len(free):
-            own = scores.take(free)
-            best = max(best, float(own[own.argmax()]))
+            best = max(best, float(scores[free[scores.take(free).argmax()]]))
         elif floor == -np.inf:
             return None
         left = NONE_LEFT
@@ -155,25 +177,48 @@ class Screening:
             left = (self._is_open & (scores >= best)).nonzero()[0]
         if len(left):
             left = self._unbeaten(left, best)
-        winner = self._leader(free[own == best], best) if len(free) else None
+        if len(left):
+            best, left = self._settled(left, best)
+        winner = self._leader(best, free[scores.take(free) == best].tolist())
         if winner is not None and is_dominated(self._view.shapes.geometry, winner):
             return None
         return Verdict(winner, best, left)
 
-    def _leader(self, places: Integers, best: float) -> Candidate | None:
-        """Return the first by rank of the programs with this very score; None without any."""
-        contest, tied = self._contest, places.tolist()
+    def _settled(self, left: Integers, best: float) -> tuple[float, Integers]:
+        """Return the best score and who else may have it, once whoever can be is scored exactly."""
+        still = []
+        for place in left.tolist():
+            shared = self._share(place) if len(left) <= MOST_SHARED else None
+            if shared is None:
+                still.append(place)
+                continue
+            self._shared[place] = shared
+            best = max(best, shared.score)
+        return best, np.array(still, dtype=np.int64)
+
+    def _leader(self, best: float, free: list[int]) -> Candidate | None:
+        """Return the first by rank of the programs with this very score; None without any.
+
+        `free` are the free ones among them.
+        """
+        tied = free + [place for place, each in self._shared.items() if each.score == best]
         if not tied:
             return None
         if len(tied) > 1:
-            keys = [(float(self._known_ms[i]), -float(contest.lanes[i])) for i in tied]
+            keys = [(float(self._known_ms[i]), -float(self._contest.lanes[i])) for i in tied]
             least = min(keys)
             tied = [place for place, key in zip(tied, keys, strict=True) if key == least]
-        if len(tied) > 1 and int(contest.counts[tied].min()) == len(self._streams.requests):
+        if len(tied) > 1 and self._are_ample(tied):
             # Everybody is served by all of them: what is left of the rank is padding and catalog.
             tied = [min(tied, key=lambda place: (self._padding(place), self._graph(place)))]
         found = [self._candidate(place, best) for place in tied]
         return found[0] if len(found) == 1 else min(found, key=rank_key)
+
+    def _are_ample(self, places: list[int]) -> bool:
+        """Tell whether all of them serve everybody with whole lanes."""
+        everyone = len(self._streams.requests)
+        is_shared = any(map(self._shared.__contains__, places))
+        return not is_shared and int(self._contest.counts[places].min()) == everyone
 
     @property
     def inexact(self) -> Flags | None:
@@ -250,13 +295,17 @@ class Screening:
 
     def _is_beaten(self, place: int, best: float) -> bool:
         """Tell the same of one program, by the marginals of its own class and every size."""
+        bounds = self._bounds_by_size(place)
+        value = float(bounds[bounds.argmax()]) * ROOM
+        return rate_of(value, float(self._known_ms[place]), self._waiting) < best
+
+    def _bounds_by_size(self, place: int) -> Floats:
+        """Return bounds of the value of the cohorts of 1, 2, ... lanes in one program."""
         programs, lanes = self._programs, int(self._contest.counts[place])
         lane_class, packed = int(programs.lane_class[place]), int(programs.packed[place])
         tops = self._tops.get(lane_class)
         if tops is None:
-            first = programs.first_class[int(programs.variant[place])]
-            gains = self._tokens[first + 1 : lane_class + 1] - self._tokens[first:lane_class]
-            rising = (gains * self._streams.token).ravel()
+            rising = self._marginals(place).ravel()
             rising.sort()
             tops = self._tops[lane_class] = np.zeros(len(rising) + 1)
             np.add.accumulate(rising[::-1], out=tops[1:])
@@ -264,13 +313,81 @@ class Screening:
         bounds = tops.take(packed - sizes, mode="clip")
         bounds += self._sums[0, 1 : lanes + 1]
         np.minimum(bounds, self._sums[lane_class, 1 : lanes + 1], out=bounds)
-        duration_ms = float(self._known_ms[place])
-        bounds += self._slope * duration_ms * sizes
-        value = float(bounds[bounds.argmax()]) * ROOM
-        return rate_of(value, duration_ms, self._waiting) < best
+        bounds += self._slope * float(self._known_ms[place]) * sizes
+        return bounds
+
+    def _marginals(self, place: int) -> Floats:
+        """Return the priced gains of every further row of a program's lanes [width - 1, n]."""
+        lane_class = int(self._programs.lane_class[place])
+        first = self._programs.first_class[int(self._programs.variant[place])]
+        gains = self._tokens[first + 1 : lane_class + 1] - self._tokens[first:lane_class]
+        gains *= self._streams.token
+        return gains
+
+    def _share(self, place: int) -> Shared | None:
+        """Score a program whose rows everybody shares; None unless that is its best cohort.
+
+        It is where the bounds of all smaller ones stay below it by more than rounding.
+        """
+        programs, streams, count = self._programs, self._streams, len(self._streams.requests)
+        lane_class, packed = int(programs.lane_class[place]), int(programs.packed[place])
+        if not self._contest.counts[place] == count <= packed:
+            return None
+        if self._inexact is not None and self._inexact[lane_class]:
+            return None
+        ceilings = np.full(count, programs.width[place])
+        if self._lengths is not None:
+            ceilings = self._lengths[lane_class]
+            if int(ceilings.sum()) <= packed:
+                return None
+        marginals, order = self._marginals(place), self._orders[int(programs.variant[place])]
+        claims = marginals.T if order is None else order[:, : len(marginals)]
+        slots = np.array([request.row for request in streams.requests], dtype=np.int64)
+        lengths = device_lengths(claims, ceilings, slots, packed)
+        classes = lane_class - len(marginals) + lengths - 1
+        values, duration_ms = self._values[classes, np.arange(count)], float(self._known_ms[place])
+        value = float(values.sum()) + float(np.full(count, self._slope * duration_ms).sum())
+        smaller = self._bounds_by_size(place)[:-1]
+        if len(smaller) and smaller.max() * ROOM >= value - 2.0 * SLACK * max(abs(value), 1.0):
+            return None
+        score = rate_of(value, duration_ms, self._waiting)
+        ceilings = lengths if order is None else ceilings
+        return Shared(score, lengths, ceilings, self._tokens[classes, np.arange(count)], values)
+
+    def _candidate_of(self, place: int, shared: Shared) -> Candidate:
+        """Return the candidate of a program whose rows everybody shares."""
+        programs, streams, count = self._programs, self._streams, len(self._streams.requests)
+        _, lengths, ceilings, tokens, values = shared
+        lanes = lanes_by_value(streams, np.arange(count), tokens, values, ceilings.tolist())
+        duration_ms, total = float(self._known_ms[place]), 0.0
+        for lane in lanes:
+            total -= lane.negative_value
+        total += count * self._slope * duration_ms
+        capacity = int(programs.packed[place])
+        if programs.prompt[place]:
+            width = int(programs.width[place])
+            capacity = int(programs.prompt[place]) + (int(programs.batch[place]) - 1) * width
+        return Candidate(
+            True,
+            -rate_of(total, duration_ms, self._waiting),
+            duration_ms,
+            -count,
+            self._graph(place),
+            duration_ms,
+            lanes,
+            self._slope,
+            capacity - int(lengths.sum()),
+            None,
+            0.0,
+            None,
+            -1,
+            bool(programs.prompt[place]),
+        )
 
     def _candidate(self, place: int, score: float) -> Candidate:
-        """Return the candidate of a program that P does not constrain."""
+        """Return the candidate of a program that was scored exactly."""
+        if place in self._shared:
+            return self._candidate_of(place, self._shared[place])
         programs, streams = self._programs, self._streams
         lane_class, served = int(programs.lane_class[place]), int(self._contest.lanes[place])
         row, width = self._row(lane_class), int(programs.width[place])
