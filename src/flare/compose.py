@@ -33,6 +33,8 @@ class ServingOptions:
     trace_path: Path | None = None
     speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
     """How decoders generate; the package must have programs of the mode."""
+    sources: tuple[str, ...] | None = None
+    """Where proposals come from; None: wherever the package has programs for."""
     mixed_prefill: bool = False
     """Run the mixed programs that the package has; without, they are left out."""
     drain_timeout_s: float = 30.0
@@ -46,6 +48,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
             directory,
             options.threads,
             options.speculation,
+            sources=options.sources,
             mixed_prefill=options.mixed_prefill,
         ),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
@@ -59,6 +62,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
         ),
         policy=options.policy,
         speculation=options.speculation,
+        draft_survivals=() if manifest.draft is None else manifest.draft.survivals,
         waiting_limit=options.waiting_limit,
         trace_path=options.trace_path,
     )

@@ -9,7 +9,7 @@ from typing import Final
 from helios.engine.ports import DetokenizerFactory, PreparedModel
 from helios.runtime.grammars import GrammarCompiler
 from helios.runtime.text import open_detokenizers
-from helios.scheduler import Catalog, GraphKind, SpeculationConfig
+from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource, SpeculationConfig
 from ignition.measure import calibrated_seeds
 from ignition.package import LoadLimits, open_package
 from ignition.package_manifest import catalog_of, read_manifest
@@ -22,21 +22,33 @@ def open_model(
     threads: int | None,
     speculation: SpeculationConfig,
     *,
+    sources: tuple[str, ...] | None = None,
     mixed_prefill: bool = False,
 ) -> PreparedModel:
     """Open a package and measure its short programs as they run here and now.
 
-    Programs that the decode mode never runs are left out, and mixed ones unless asked for. Raises
-    PackageError.
+    Programs that the decode mode never runs are left out, those with proposals of other `sources`
+    (None: all), and mixed ones unless asked for. Raises PackageError.
     """
     graphs = tuple(
         graph.name
         for graph in catalog_of(read_manifest(directory).graphs).graphs
-        if (graph.kind not in _GENERATING or Catalog.generates(graph, speculation))
+        if _is_served(graph, speculation, sources)
         and (mixed_prefill or graph.kind is not GraphKind.MIXED)
     )
     package = open_package(directory, limits=LoadLimits(graphs=graphs), threads=threads)
     return dataclasses.replace(package, cost_seeds_ns=calibrated_seeds(package))
+
+
+def _is_served(
+    graph: GraphDescriptor, speculation: SpeculationConfig, sources: tuple[str, ...] | None
+) -> bool:
+    if graph.kind not in _GENERATING:
+        return True
+    if not Catalog.generates(graph, speculation):
+        return False
+    is_proposing = graph.source is not ProposalSource.NONE
+    return not is_proposing or sources is None or graph.source.name.lower() in sources
 
 
 def open_package_detokenizers(directory: Path) -> DetokenizerFactory:

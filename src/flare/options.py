@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from flare.errors import FlareError
-from ignition.round_shapes import DEFAULT_DRAFT_TOKENS, DEFAULT_TOKEN_CAPACITY
+from ignition.round_shapes import (
+    DEFAULT_DRAFT_TOKENS,
+    DEFAULT_LEARNED_TOKENS,
+    DEFAULT_TOKEN_CAPACITY,
+)
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b?|b)?", re.IGNORECASE)
@@ -52,6 +57,15 @@ class Speculation(StrEnum):
 
     OFF = "off"
     COPY = "copy"
+    LEARNED = "learned"
+    BOTH = "both"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of proposals, as catalogs and manifests name them."""
+        if self is Speculation.BOTH:
+            return ("copy", "learned")
+        return () if self is Speculation.OFF else (self.value,)
 
 
 class SpeculationMode(StrEnum):
@@ -164,9 +178,19 @@ SpeculationOption = Annotated[
     Speculation | None,
     typer.Option(
         rich_help_panel=_SPECULATION,
-        help="copy: propose what followed the same words before, and check several tokens at once. "
-        "The output stays the same, token by token; answers that repeat their prompt come up to "
-        "several times faster (default: copy with native programs, off with others).",
+        help="Propose tokens and check several at once; the output stays the same, token by token. "
+        "copy: what followed the same words before, so that answers which repeat their prompt come "
+        "up to several times faster; learned: what a trained draft head proposes; both "
+        "(default: learned with --draft, else copy with native programs and off with others).",
+    ),
+]
+DraftOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft",
+        rich_help_panel=_SPECULATION,
+        help="The draft head's file for learned proposals (default: the one that comes with flare, "
+        "or that `flare train-draft` has left in the cache).",
     ),
 ]
 SpeculationModeOption = Annotated[
@@ -184,7 +208,8 @@ DraftTokensOption = Annotated[
         min=1,
         rich_help_panel=_SPECULATION,
         help="Most proposals of a request at once; programs are prepared for powers of two of "
-        f"target rows up to it (default: {DEFAULT_DRAFT_TOKENS}).",
+        f"target rows up to it (default: {DEFAULT_DRAFT_TOKENS} copied, "
+        f"{DEFAULT_LEARNED_TOKENS} learned).",
     ),
 ]
 TokenCapacityOption = Annotated[

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import TaskID
 
 from flare.console import notices, step_progress
+from flare.drafts import FoundHead
 from flare.request import PackageRequest
 from helios import __version__
 from helios.engine.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest
@@ -30,7 +31,9 @@ def is_package(path: Path) -> bool:
     return (path / MANIFEST_NAME).is_file()
 
 
-def default_directory(model: ModelSummary, plan: CapacityPlan) -> Path:
+def default_directory(
+    model: ModelSummary, plan: CapacityPlan, head: FoundHead | None = None
+) -> Path:
     """Return where a package lies unless the person says otherwise.
 
     Everything that changes its content is part of the name: another option, model, machine or
@@ -43,6 +46,8 @@ def default_directory(model: ModelSummary, plan: CapacityPlan) -> Path:
         "machine": [platform.machine(), *sorted(machine_features())],
         "versions": [__version__, FORMAT_VERSION, _kernel_digest()],
     }
+    if head is not None:
+        key["draft"] = head.sha256
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     name = f"{model.name}-{plan.precision}-{plan.backend}-{digest}"
     return cache_directory() / "packages" / name
@@ -68,13 +73,19 @@ def existing(directory: Path) -> Manifest | None:
 
 
 def prepare(
-    source: ModelSource, plan: CapacityPlan, request: PackageRequest, directory: Path
+    source: ModelSource,
+    plan: CapacityPlan,
+    request: PackageRequest,
+    directory: Path,
+    head: FoundHead | None,
 ) -> Manifest:
     """Prepare a package with a progress bar. Raises PackageError, CheckpointError, OSError."""
     notices().print(
         f"preparing {source.name} ({plan.precision}, {plan.backend}, "
         f"{len(plan.programs)} programs, about {plan.prepare_s:.0f} s) in {directory}"
     )
+    if head is not None:
+        notices().print(escape(f"with the draft head {head.path}"), soft_wrap=True)
     for note in plan.notes:
         notices().print(escape(note))
     with step_progress() as bars:
@@ -89,5 +100,10 @@ def prepare(
         checkpoint = read_source(source)
         report("read", 1, 1)
         return prepare_package(
-            checkpoint, plan, directory, threads=request.threads, progress=report
+            checkpoint,
+            plan,
+            directory,
+            threads=request.threads,
+            progress=report,
+            draft=None if head is None else head.path,
         )

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from helios.engine.manifest import Manifest
+from helios.engine.manifest import DraftEntry, Manifest
 from ignition.capacity import CapacityPlan, MemoryPlan
 
 _NAME: Final = re.compile(r"(.*?)-([bc])(\d+)(.*)")
@@ -99,11 +99,20 @@ def manifest_tables(manifest: Manifest) -> RenderableType:
     table.add_row("model", f"{manifest.model.name} from {manifest.model.source} ({digest}...)")
     table.add_row("precision", f"{manifest.precision} on {manifest.backend}")
     table.add_row("capacity", capacity_line(manifest))
+    if manifest.draft is not None:
+        table.add_row("draft head", draft_line(manifest.draft))
     features = " ".join([machine.architecture, *machine.cpu_features])
     table.add_row("machine", f"{features}; {machine.threads} threads")
     table.add_row("compiler", machine.compiler or "none")
     table.add_row("written by", f"flare {manifest.flare_version}")
     return Group(table, _measured(manifest))
+
+
+def draft_line(draft: DraftEntry) -> str:
+    """Return what a package's draft head is, and what its training promises."""
+    shares = ", ".join(f"{survival:.2f}" for survival in draft.survivals)
+    promise = f"; proposals accepted to depth 1, 2, ...: {shares}" if shares else ""
+    return f"{draft.sha256[:16]}..., {draft.token_count} tokens{promise}"
 
 
 def capacity_line(manifest: Manifest) -> str:

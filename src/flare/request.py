@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from rich.markup import escape
 
@@ -12,7 +13,11 @@ from flare.options import Backend, Precision, Speculation, capacity_list, size_b
 from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
 from ignition.geometry import ModelGeometry
 from ignition.prepare import choose_backend, machine_memory_bytes, usable_threads
-from ignition.round_shapes import DEFAULT_DRAFT_TOKENS, DEFAULT_TOKEN_CAPACITY
+from ignition.round_shapes import (
+    DEFAULT_DRAFT_TOKENS,
+    DEFAULT_LEARNED_TOKENS,
+    DEFAULT_TOKEN_CAPACITY,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +34,30 @@ class PackageRequest:
     request_buckets: tuple[int, ...] | None = None
     prefill_capacities: tuple[int, ...] | None = None
     draft_tokens: int = 0
-    """Zero prepares no programs for proposals."""
+    """Zero prepares no programs for copied proposals."""
+    learned_tokens: int = 0
+    """Zero prepares no programs for learned proposals."""
+    draft: Path | None = None
+    """The draft head's file, where one was named."""
     is_speculation_asked: bool = False
     """The command line says --speculation or one of its options; else a package decides."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     mixed_prefill: bool = False
 
-    def plan(self, geometry: ModelGeometry) -> CapacityPlan:
-        """Return the capacity plan for a model. Raises CapacityError naming the option."""
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where proposals are to come from."""
+        return tuple(source for source in ("copy", "learned") if self.depth_of(source))
+
+    def depth_of(self, source: str) -> int:
+        """Return the most proposals of a source; zero prepares none."""
+        return self.learned_tokens if source == "learned" else self.draft_tokens
+
+    def plan(self, geometry: ModelGeometry, *, head_tokens: int = 0) -> CapacityPlan:
+        """Return the capacity plan for a model. Raises CapacityError naming the option.
+
+        `head_tokens` are those that its draft head can propose.
+        """
         options = CapacityOptions(
             backend=self.backend,
             precision=self.precision,
@@ -46,6 +67,8 @@ class PackageRequest:
             prefill_capacities=self.prefill_capacities,
             request_buckets=self.request_buckets,
             draft_tokens=self.draft_tokens,
+            learned_tokens=self.learned_tokens,
+            head_tokens=head_tokens,
             speculative_token_capacity=self.speculative_token_capacity,
             mixed_prefill=self.mixed_prefill,
         )
@@ -66,6 +89,7 @@ def package_request(
     draft_tokens: int | None,
     speculative_token_capacity: int | None,
     mixed_prefill: bool,
+    draft: Path | None = None,
 ) -> PackageRequest:
     """Check the options of a command line. Raises FlareError and NoCompilerError.
 
@@ -74,11 +98,10 @@ def package_request(
     choice = choose_backend(backend.value, "auto" if precision is None else precision.value)
     if choice.notice is not None:
         notices().print(f"[yellow]{escape(choice.notice)}[/yellow]")
-    drafts = _draft_tokens(
-        speculation or default_speculation(choice.backend),
-        draft_tokens,
-        speculative_token_capacity,
+    chosen = speculation or (
+        default_speculation(choice.backend) if draft is None else Speculation.LEARNED
     )
+    copied, learned = _depths(chosen, draft_tokens, speculative_token_capacity, draft)
     return PackageRequest(
         backend=choice.backend,
         precision=choice.precision,
@@ -94,10 +117,12 @@ def package_request(
             if prefill_capacities is None
             else capacity_list(prefill_capacities, "--prefill-capacities")
         ),
-        draft_tokens=drafts,
-        is_speculation_asked=speculation is not None or draft_tokens is not None,
+        draft_tokens=copied,
+        learned_tokens=learned,
+        draft=draft,
+        is_speculation_asked=any(each is not None for each in (speculation, draft_tokens, draft)),
         speculative_token_capacity=(
-            max(DEFAULT_TOKEN_CAPACITY, drafts + 1)
+            max(DEFAULT_TOKEN_CAPACITY, copied + 1, learned + 1)
             if speculative_token_capacity is None
             else speculative_token_capacity
         ),
@@ -113,11 +138,22 @@ def default_speculation(backend: str) -> Speculation:
     return Speculation.COPY if backend == "native" else Speculation.OFF
 
 
-def _draft_tokens(speculation: Speculation, asked: int | None, capacity: int | None) -> int:
-    """Return the most proposals to prepare for. Raises FlareError for options without effect."""
-    if speculation is Speculation.COPY:
-        return DEFAULT_DRAFT_TOKENS if asked is None else asked
-    for option, value in (("--draft-tokens", asked), ("--speculative-token-capacity", capacity)):
-        if value is not None:
-            raise FlareError(f"{option} needs --speculation copy")
-    return 0
+def _depths(
+    speculation: Speculation, asked: int | None, capacity: int | None, draft: Path | None
+) -> tuple[int, int]:
+    """Return the most copied and learned proposals to prepare for.
+
+    Raises FlareError for options without effect.
+    """
+    sources = speculation.sources
+    if draft is not None and "learned" not in sources:
+        raise FlareError("--draft needs --speculation learned or both")
+    if not sources:
+        options = (("--draft-tokens", asked), ("--speculative-token-capacity", capacity))
+        for option, value in options:
+            if value is not None:
+                raise FlareError(f"{option} needs --speculation copy, learned or both")
+    return (
+        (asked or DEFAULT_DRAFT_TOKENS) if "copy" in sources else 0,
+        (asked or DEFAULT_LEARNED_TOKENS) if "learned" in sources else 0,
+    )

@@ -9,7 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ResourceConfig
+from helios.scheduler import (
+    Catalog,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    ResourceConfig,
+)
 from ignition.capacity_costs import (
     compile_seconds,
     kv_bytes_per_token,
@@ -21,7 +27,7 @@ from ignition.capacity_costs import (
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.mixed_shapes import mixed_batches, mixed_graphs, mixed_prompts
 from ignition.programs.buffers import BufferSpec, buffer_specs, is_mixed, is_round
-from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, round_graphs
+from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, Depths, round_graphs
 
 MAX_CONCURRENCY: Final = 64
 DEFAULT_PREFILL_CAPACITIES: Final = {
@@ -47,15 +53,20 @@ _PURPOSES: Final = {
     GraphKind.PREFILL: "consumes up to {w} prompt tokens of one request; samples after the last",
     GraphKind.SCORED_PREFILL: "prefill of up to {w} tokens that also scores each prompt token",
     GraphKind.DECODE: "one output token for each of up to {b} running requests",
-    GraphKind.SPECULATIVE: "checks up to {d} copied tokens of each of up to {b} running requests",
+    GraphKind.SPECULATIVE: "checks up to {d} {s} tokens of each of up to {b} running requests",
     GraphKind.MIXED: "up to {c} prompt tokens of one of {b} requests, a token of each other one",
     GraphKind.TERMINAL: "retires up to {b} finished requests: final counters, rows cleared",
+}
+_SOURCE_WORDS: Final = {
+    ProposalSource.NONE: "",
+    ProposalSource.LEARNED: "learned",
+    ProposalSource.COPY: "copied",
 }
 _PURPOSE_OF_WIDTH_ONE: Final = (
     "one output token for each of up to {b} running requests, beside programs with proposals"
 )
 _PURPOSE_OF_MIXED_ROUND: Final = (
-    "up to {c} prompt tokens of one of {b} requests, up to {d} copied tokens checked of the others"
+    "up to {c} prompt tokens of one of {b} requests, up to {d} {s} tokens checked of the others"
 )
 
 
@@ -88,11 +99,24 @@ class CapacityOptions:
     request_buckets: tuple[int, ...] | None = None
     """Row capacities of initialize, decode and terminal programs; the largest covers every row."""
     draft_tokens: int = 0
-    """Most copied proposals of a request in one round; zero prepares no rounds."""
+    """Most copied proposals of a request in one round; zero prepares no such rounds."""
+    learned_tokens: int = 0
+    """Most proposals of a draft head for a request in one round; zero prepares no such rounds."""
+    head_tokens: int = 0
+    """Tokens that the draft head can propose; zero: there is no head."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     """Most target rows, pending tokens included, of a round of all its requests."""
     mixed_prefill: bool = False
     """Prepare programs that consume a prompt chunk beside rows that generate."""
+
+    @property
+    def depths(self) -> Depths:
+        """The most proposals of a request by source, for sources that there are programs of."""
+        asked = {
+            ProposalSource.COPY: self.draft_tokens,
+            ProposalSource.LEARNED: self.learned_tokens,
+        }
+        return {source: depth for source, depth in asked.items() if depth}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +173,11 @@ class CapacityPlan:
     """Estimated seconds of preparing that no single program causes."""
     notes: tuple[str, ...] = ()
     """Decisions that a reader should know of, one sentence each."""
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether a program proposes with a draft head."""
+        return any(program.graph.source is ProposalSource.LEARNED for program in self.programs)
 
     @property
     def catalog(self) -> Catalog:
@@ -220,7 +249,9 @@ def plan_capacity(
     context = _context_of(geometry, options)
     graphs = plan_graphs(options, context)
     fixed = _fixed_memory(geometry, options, graphs, context)
-    page_bytes = options.page_size_tokens * kv_bytes_per_token(geometry, options.precision)
+    page_bytes = options.page_size_tokens * kv_bytes_per_token(
+        geometry, options.precision, keeps_draft=options.head_tokens > 0
+    )
     pages, notes = _page_count(
         options, fixed.total_bytes, page_bytes, context, machine_memory_bytes
     )
@@ -273,12 +304,10 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
         ]
     if options.mixed_prefill:
         graphs += _mixed_graphs(options, buckets, prefill)
-    if options.draft_tokens:
+    if options.depths:
         _check_rounds(options, context)
         graphs += round_graphs(
-            buckets,
-            draft_tokens=options.draft_tokens,
-            token_capacity=options.speculative_token_capacity,
+            buckets, options.depths, token_capacity=options.speculative_token_capacity
         )
     return Catalog.of(graphs).graphs
 
@@ -301,23 +330,22 @@ def _mixed_graphs(
             "--mixed-prefill", f"needs a prefill capacity in multiples of 64, not only {prefill}"
         )
     graphs = mixed_graphs(
-        batches,
-        prompts,
-        draft_tokens=options.draft_tokens,
-        token_capacity=options.speculative_token_capacity,
+        batches, prompts, options.depths, token_capacity=options.speculative_token_capacity
     )
     return tuple(graphs)
 
 
 def _check_rounds(options: CapacityOptions, context: int) -> None:
     if options.backend == "cuda":
+        sources = " or ".join(_SOURCE_WORDS[source] for source in options.depths)
         raise CapacityError(
-            "--speculation", "cuda programs take no copied proposals yet; native and eager ones do"
+            "--speculation",
+            f"cuda programs take no {sources} proposals yet; native and eager ones do",
         )
-    longest = min(context, MAX_ROUND_TOKENS) - 1
-    if not 1 <= options.draft_tokens <= longest:
-        raise CapacityError("--draft-tokens", f"must be 1 to {longest}, not {options.draft_tokens}")
-    least, most = options.draft_tokens + 1, MAX_ROUND_TOKENS
+    longest, deepest = min(context, MAX_ROUND_TOKENS) - 1, max(options.depths.values())
+    if min(options.depths.values()) < 1 or deepest > longest:
+        raise CapacityError("--draft-tokens", f"must be 1 to {longest}, not {deepest}")
+    least, most = deepest + 1, MAX_ROUND_TOKENS
     if not least <= options.speculative_token_capacity <= most:
         raise CapacityError(
             "--speculative-token-capacity",
@@ -338,6 +366,10 @@ def _check_options(options: CapacityOptions) -> None:
     if not 1 <= options.concurrency <= MAX_CONCURRENCY:
         raise CapacityError(
             "--concurrency", f"must be 1 to {MAX_CONCURRENCY}, not {options.concurrency}"
+        )
+    if bool(options.learned_tokens) != bool(options.head_tokens):
+        raise CapacityError(
+            "--speculation", "learned proposals need a draft head, and a head such proposals"
         )
     if options.page_size_tokens not in PAGE_SIZES:
         raise CapacityError(
@@ -399,11 +431,15 @@ def _fixed_memory(
         for buffer in _specs(geometry, graph, pool, options.backend)
     )
     return MemoryPlan(
-        weights_bytes=weight_bytes(geometry, options.precision),
+        weights_bytes=weight_bytes(
+            geometry, options.precision, head_tokens=options.head_tokens
+        ),
         kv_bytes=0,
         state_bytes=options.concurrency * row_bytes(geometry, pool.pages_per_row),
         program_bytes=programs,
-        workspace_bytes=workspace_bytes(geometry, pool, graphs, options.backend),
+        workspace_bytes=workspace_bytes(
+            geometry, pool, graphs, options.backend, head_tokens=options.head_tokens
+        ),
     )
 
 
@@ -466,7 +502,11 @@ def _planned(
         purpose=_purpose(graph),
         buffers=_specs(geometry, graph, pool, options.backend),
         prepare_s=prepare_seconds(
-            geometry, graph, precision=options.precision, backend=options.backend
+            geometry,
+            graph,
+            precision=options.precision,
+            backend=options.backend,
+            head_tokens=options.head_tokens,
         ),
     )
 
@@ -481,6 +521,7 @@ def _purpose(graph: GraphDescriptor) -> str:
         b=graph.batch_capacity,
         c=graph.prefill_capacity,
         d=graph.proposal_depth,
+        s=_SOURCE_WORDS[graph.source],
         w=graph.token_capacity,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
-from helios.scheduler import GraphDescriptor, GraphKind
+from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.programs.buffers import fed_tokens, is_mixed
 
@@ -35,19 +35,37 @@ def layer_parameters(geometry: ModelGeometry) -> int:
     return attention + 3 * geometry.hidden_size * geometry.ffn_size
 
 
-def weight_bytes(geometry: ModelGeometry, precision: str) -> int:
-    """Return an upper estimate of the weights in serving precision."""
+def draft_parameters(geometry: ModelGeometry, head_tokens: int) -> int:
+    """Return the matrix elements of a draft head that proposes so many tokens; 0: of none.
+
+    The joint, one decoder layer, and its rows of the output head, which are copied.
+    """
+    if not head_tokens:
+        return 0
+    own = (2 * geometry.hidden_size + head_tokens) * geometry.hidden_size
+    return own + layer_parameters(geometry)
+
+
+def weight_bytes(geometry: ModelGeometry, precision: str, *, head_tokens: int = 0) -> int:
+    """Return an upper estimate of the weights in serving precision, those of a draft included."""
     tables = geometry.vocabulary_size * geometry.hidden_size
     matrices = geometry.layer_count * layer_parameters(geometry)
     matrices += tables if geometry.tied_embeddings else 2 * tables
-    vectors = geometry.hidden_size * (2 * geometry.layer_count + 1)
+    matrices += draft_parameters(geometry, head_tokens)
+    vectors = geometry.hidden_size * (2 * geometry.layer_count + 1 + 4 * bool(head_tokens))
     return int(matrices * _BYTES_PER_WEIGHT[precision]) + 4 * vectors
 
 
-def kv_bytes_per_token(geometry: ModelGeometry, precision: str) -> int:
-    """Return the bytes of one token's keys and values in all layers."""
+def kv_bytes_per_token(
+    geometry: ModelGeometry, precision: str, *, keeps_draft: bool = False
+) -> int:
+    """Return the bytes of one token's keys and values in all layers.
+
+    The draft context adds a layer, and a float32 hidden row (docs/design/drafts.md 2.1).
+    """
     element = 2 if precision == "int8" else 4
-    return 2 * geometry.layer_count * geometry.kv_width * element
+    hidden = 4 * geometry.hidden_size if keeps_draft else 0
+    return 2 * (geometry.layer_count + keeps_draft) * geometry.kv_width * element + hidden
 
 
 def row_bytes(geometry: ModelGeometry, pages_per_row: int) -> int:
@@ -58,7 +76,12 @@ def row_bytes(geometry: ModelGeometry, pages_per_row: int) -> int:
 
 
 def workspace_bytes(
-    geometry: ModelGeometry, pool: PoolGeometry, graphs: tuple[GraphDescriptor, ...], backend: str
+    geometry: ModelGeometry,
+    pool: PoolGeometry,
+    graphs: tuple[GraphDescriptor, ...],
+    backend: str,
+    *,
+    head_tokens: int = 0,
 ) -> int:
     """Return an upper estimate of the intermediate results of the largest program."""
     tokens = max(fed_tokens(graph) for graph in graphs)
@@ -74,7 +97,9 @@ def workspace_bytes(
     generating = max(graph.rows for graph in graphs if graph.kind not in prompts)
     logit_rows = max(min(scored, _SCORE_ROWS), generating)
     logits = geometry.vocabulary_size * _logit_bytes(logit_rows, lanes, backend)
-    return activations + rotary + logits
+    # What the draft reads and predicts of every fed token, and its scores of a proposal per lane.
+    draft = 4 * (2 * tokens * geometry.hidden_size + lanes * (head_tokens + 8))
+    return activations + rotary + logits + (draft if head_tokens else 0)
 
 
 def _logit_bytes(rows: int, lanes: int, backend: str) -> int:
@@ -92,7 +117,12 @@ def compile_seconds(backend: str) -> float:
 
 
 def prepare_seconds(
-    geometry: ModelGeometry, graph: GraphDescriptor, *, precision: str, backend: str
+    geometry: ModelGeometry,
+    graph: GraphDescriptor,
+    *,
+    precision: str,
+    backend: str,
+    head_tokens: int = 0,
 ) -> float:
     """Return an estimate of the seconds that one program adds to preparing."""
     if graph.kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
@@ -102,6 +132,8 @@ def prepare_seconds(
     if is_mixed(graph):
         head_rows = graph.rows
     replay = _replay_seconds(geometry, tokens, head_rows, precision)
+    if graph.source is ProposalSource.LEARNED:
+        replay += graph.proposal_depth * _draft_seconds(geometry, graph, precision, head_tokens)
     filling = 0.0
     if graph.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED):
         filling = (graph.batch_capacity - is_mixed(graph)) * _replay_seconds(
@@ -115,3 +147,12 @@ def _replay_seconds(geometry: ModelGeometry, tokens: int, head_rows: int, precis
     head = geometry.vocabulary_size * geometry.hidden_size
     arithmetic = 2 * (tokens * matrices + head_rows * head) / _FLOPS_PER_S[precision]
     return max(arithmetic, weight_bytes(geometry, precision) / _WEIGHT_BYTES_PER_S)
+
+
+def _draft_seconds(
+    geometry: ModelGeometry, graph: GraphDescriptor, precision: str, head_tokens: int
+) -> float:
+    """Return an estimate of one proposal of every lane."""
+    matrices = draft_parameters(geometry, head_tokens)
+    arithmetic = 2 * graph.batch_capacity * matrices / _FLOPS_PER_S[precision]
+    return max(arithmetic, matrices * _BYTES_PER_WEIGHT[precision] / _WEIGHT_BYTES_PER_S)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
-from helios.scheduler import Fence, GraphDescriptor, GraphKind, RequestHandle
+from helios.scheduler import Fence, GraphDescriptor, GraphKind, ProposalSource, RequestHandle
 from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
 from ignition.programs.buffers import is_mixed, is_round, prompt_capacity
 
@@ -173,8 +173,9 @@ class _Measurement:
     def _round_lane(self, row: int) -> FrameLane:
         """Return a lane with all the proposals it can take; few of them will be accepted."""
         length = self._target_rows()
-        lane = self._lane(row)
-        return lane._replace(query_length=length, copied_token_ids=(0,) * (length - 1))
+        is_copy = self._graph.source is ProposalSource.COPY
+        copied = (0,) * (length - 1 if is_copy else 0)
+        return self._lane(row)._replace(query_length=length, copied_token_ids=copied)
 
     def _prompt_lane(self, row: int, tokens: int, position: int = 0) -> FrameLane:
         fitting = min(tokens, self._pages * self._model.resources.page_size_tokens - position)

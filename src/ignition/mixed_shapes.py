@@ -16,7 +16,7 @@ from helios.scheduler import (
     ProposalSource,
     RowAllocation,
 )
-from ignition.round_shapes import round_widths
+from ignition.round_shapes import Depths, round_widths
 
 
 def mixed_prompts(prefill_capacities: Iterable[int]) -> tuple[int, ...]:
@@ -36,21 +36,29 @@ def balanced_prompt(prompts: Sequence[int]) -> int:
 
 
 def mixed_graphs(
-    batches: Iterable[int], prompts: Sequence[int], *, draft_tokens: int, token_capacity: int
+    batches: Iterable[int], prompts: Sequence[int], depths: Depths, *, token_capacity: int
 ) -> Iterator[GraphDescriptor]:
     """Yield the programs of the ordinary mode, and with drafts those of the speculative modes."""
-    widths = round_widths(draft_tokens) if draft_tokens else ()
     for batch in batches:
         for prompt in prompts:
-            yield _mixed(batch, prompt, 1, speculates=False)
-            if draft_tokens:
-                yield _mixed(batch, prompt, 1, speculates=True)
-        for width in widths:
-            if width <= COMPLETION_TOKENS and batch * width <= token_capacity:
-                yield _mixed(batch, balanced_prompt(prompts), width, speculates=True)
+            yield _mixed(batch, prompt)
+            if depths:
+                yield _mixed(batch, prompt, speculates=True)
+        for source, draft_tokens in depths.items():
+            for width in round_widths(draft_tokens):
+                if width <= COMPLETION_TOKENS and batch * width <= token_capacity:
+                    balanced = balanced_prompt(prompts)
+                    yield _mixed(batch, balanced, width, source=source, speculates=True)
 
 
-def _mixed(batch: int, prompt: int, width: int, *, speculates: bool) -> GraphDescriptor:
+def _mixed(
+    batch: int,
+    prompt: int,
+    width: int = 1,
+    *,
+    source: ProposalSource = ProposalSource.NONE,
+    speculates: bool = False,
+) -> GraphDescriptor:
     return GraphDescriptor(
         kind=GraphKind.MIXED,
         batch_capacity=batch,
@@ -58,6 +66,6 @@ def _mixed(batch: int, prompt: int, width: int, *, speculates: bool) -> GraphDes
         proposal_depth=width - 1,
         prefill_capacity=prompt,
         allocation=RowAllocation.HOST if width > 1 else RowAllocation.NONE,
-        source=ProposalSource.COPY if width > 1 else ProposalSource.NONE,
+        source=source,
         speculation_enabled=speculates,
     )

@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 
 from helios.engine.manifest import Manifest
 from helios.engine.ports import PreparedProgram
-from helios.scheduler import Catalog, InvalidCatalogError, ResourceConfig
+from helios.scheduler import Catalog, InvalidCatalogError, ProposalSource, ResourceConfig
 from ignition.capacity import resources_of
+from ignition.draft.errors import DraftError
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.package_errors import CudaUnavailableError, PackageError
 from ignition.package_manifest import (
@@ -28,7 +29,7 @@ from ignition.package_manifest import (
     pool_of,
     read_manifest,
 )
-from ignition.package_writer import WEIGHTS_NAME
+from ignition.package_writer import DRAFT_NAME, WEIGHTS_NAME
 from ignition.state import ServingState
 from ignition.weight_shapes import dense_shapes
 
@@ -72,6 +73,11 @@ class _Parts:
     pool: PoolGeometry
     catalog: Catalog
     threads: int
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether a loaded program proposes by itself; only then is the head's context kept."""
+        return any(graph.source is ProposalSource.LEARNED for graph in self.catalog.graphs)
 
 
 def open_package(
@@ -172,6 +178,7 @@ def _open_model(parts: _Parts) -> Any:
 
 
 def _open_native(parts: _Parts) -> Any:
+    from ignition.native.pack_draft import PREFIX  # noqa: PLC0415 - only native needs it.
     from ignition.programs.native import NativeModel  # noqa: PLC0415 - only native needs it.
     from ignition.programs.native_library import NativeLibraryError  # noqa: PLC0415 - the same.
 
@@ -179,14 +186,19 @@ def _open_native(parts: _Parts) -> Any:
     if len(libraries) != 1:
         raise PackageError("files", f"a native package has one .so file, this has {libraries}")
     kv_dtype = np.float16 if parts.manifest.precision == "int8" else np.float32
+    arrays = read_weights(parts.directory / WEIGHTS_NAME)
+    if not parts.needs_draft:
+        arrays = {name: array for name, array in arrays.items() if not name.startswith(PREFIX)}
     try:
         return NativeModel(
             geometry=parts.geometry,
             pool=parts.pool,
             catalog=parts.catalog,
-            arrays=read_weights(parts.directory / WEIGHTS_NAME),
+            arrays=arrays,
             library=parts.directory / libraries[0],
-            state=ServingState.allocate(parts.geometry, parts.pool, kv_dtype),
+            state=ServingState.allocate(
+                parts.geometry, parts.pool, kv_dtype, draft_layers=int(parts.needs_draft)
+            ),
             threads=parts.threads,
         )
     except NativeLibraryError as error:
@@ -196,16 +208,25 @@ def _open_native(parts: _Parts) -> Any:
 def _open_eager(parts: _Parts) -> Any:
     import torch  # noqa: PLC0415 - opening a native package must not import it.
 
+    from ignition.draft.file import read_draft  # noqa: PLC0415 - only eager reads the file.
     from ignition.programs.eager import EagerModel  # noqa: PLC0415 - the same.
 
     weights = _dense_weights(parts)
-    return EagerModel(
-        geometry=parts.geometry,
-        pool=parts.pool,
-        catalog=parts.catalog,
-        weights={name: torch.from_numpy(array) for name, array in weights.items()},
-        threads=parts.threads,
-    )
+    try:
+        draft = None
+        if parts.needs_draft:
+            path, sha256 = parts.directory / DRAFT_NAME, parts.manifest.model.sha256
+            draft = read_draft(path, parts.geometry, sha256)
+        return EagerModel(
+            geometry=parts.geometry,
+            pool=parts.pool,
+            catalog=parts.catalog,
+            weights={name: torch.from_numpy(array) for name, array in weights.items()},
+            threads=parts.threads,
+            draft=draft,
+        )
+    except DraftError as error:
+        raise PackageError(f"files.{DRAFT_NAME}", str(error)) from error
 
 
 def _open_cuda(parts: _Parts) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ HASHED_AT_OPEN_BYTES: Final = 16 << 20
 """Files up to this size are hashed at every opening; larger ones only when asked to."""
 
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_LIMIT_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _KINDS: Final = {kind_name(kind): kind for kind in GraphKind}
@@ -65,6 +67,7 @@ def read_manifest(directory: Path) -> Manifest:
         if value not in allowed:
             raise PackageError(field, f"{value!r} is none of {', '.join(allowed)}")
     _check_names(manifest)
+    _check_draft(manifest)
     geometry = geometry_of(manifest)
     _check_capacities(geometry, pool_of(manifest.pool), catalog_of(manifest.graphs))
     return manifest
@@ -84,8 +87,38 @@ def _check_capacities(geometry: ModelGeometry, pool: PoolGeometry, catalog: Cata
                 raise PackageError(f"graphs.{graph.name}", f"its {field} is past the context")
         if graph.kind in _ROUNDS and graph.rows > MAX_ROUND_TOKENS:
             raise PackageError(f"graphs.{graph.name}", f"more than {MAX_ROUND_TOKENS} target rows")
-        if graph.kind not in _EXECUTED or graph.source is ProposalSource.LEARNED:
+        if graph.kind not in _EXECUTED:
             raise PackageError(f"graphs.{graph.name}", "this version executes no such program")
+
+
+def _check_draft(manifest: Manifest) -> None:
+    """A program that proposes needs a head, and a head is for one model's hidden rows alone."""
+    draft, model = manifest.draft, manifest.model
+    if draft is None:
+        for graph in manifest.graphs:
+            if graph.source == ProposalSource.LEARNED.name.lower():
+                raise PackageError(
+                    f"graphs.{graph.name}", "proposes with a draft head, and the package has none"
+                )
+        return
+    for field in ("sha256", "target_sha256"):
+        digest = getattr(draft, field)
+        if not _SHA256.fullmatch(digest):
+            raise PackageError(f"draft.{field}", f"{digest!r} is not a sha256")
+    if draft.target_sha256 != model.sha256:
+        raise PackageError(
+            "draft.target_sha256",
+            f"the draft head is for {draft.target_sha256[:12]}, the package's {model.name} is "
+            f"{model.sha256[:12]}: prepare it again with a head that was trained for it",
+        )
+    if not 1 <= draft.token_count <= manifest.tokenizer.vocabulary_size:
+        raise PackageError(
+            "draft.token_count",
+            f"must be 1 to {manifest.tokenizer.vocabulary_size}, not {draft.token_count}",
+        )
+    falling = (1.0, *draft.survivals, 0.0)
+    if not all(above >= below for above, below in itertools.pairwise(falling)):
+        raise PackageError("draft.survivals", f"must fall from 1 to 0, not {draft.survivals}")
 
 
 def _check_version(text: bytes) -> None:
@@ -112,7 +145,7 @@ def _check_names(manifest: Manifest) -> None:
         field = f"files.{name}"
         if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
             raise PackageError(field, "not a plain file name")
-        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        if not _SHA256.fullmatch(digest):
             raise PackageError(field, f"{digest!r} is not a sha256")
         if manifest.sizes_bytes.get(name, -1) < 0:
             raise PackageError(f"sizes_bytes.{name}", "missing or negative")

@@ -22,6 +22,7 @@ from helios.engine.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     BufferEntry,
+    DraftEntry,
     GraphEntry,
     MachineEntry,
     Manifest,
@@ -38,6 +39,8 @@ from ignition.programs.buffers import BufferSpec
 WEIGHTS_NAME: Final = "weights.safetensors"
 TOKENIZER_NAME: Final = "tokenizer.json"
 TEMPLATE_NAME: Final = "chat_template.jinja"
+DRAFT_NAME: Final = "draft.safetensors"
+"""The head's own file, in packages whose programs read it; native ones have it packed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +96,11 @@ def write_package(
     weights: Mapping[str, npt.NDArray[np.generic]],
     library: CompiledLibrary | None,
     threads: int,
+    draft: DraftEntry | None = None,
 ) -> Manifest:
-    """Write the package around the library that is already in the directory, if there is one.
+    """Write the package around what is already in the directory: a library, a head's file.
 
-    Returns the manifest, which lists every file of the directory.
+    Returns the manifest, which lists every file of the directory; `draft` goes into it.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in weights.items()}
     save_file(arrays, directory / WEIGHTS_NAME)
@@ -107,6 +111,7 @@ def write_package(
         (directory / TEMPLATE_NAME).write_text(template, encoding="utf-8", newline="")
 
     manifest = _manifest_of(directory, plan, checkpoint, library, threads)
+    manifest = msgspec.structs.replace(manifest, draft=draft)
     write_manifest(directory, manifest)
     return manifest
 

@@ -1,17 +1,23 @@
-"""Which speculative programs are prepared for copied proposals."""
+"""Which speculative programs are prepared for which source of proposals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource, RowAllocation
 
 DEFAULT_DRAFT_TOKENS: Final = 7
-"""Proposals of the widest round: on a CPU eight target rows of one request cost about 2.7 decode
-steps, sixteen six and a half (measured on SmolLM2-135M), so more would not pay."""
+"""Copied proposals of the widest round: on a CPU eight target rows of one request cost about 2.7
+decode steps, sixteen six and a half (measured on SmolLM2-135M), so more would not pay."""
+DEFAULT_LEARNED_TOKENS: Final = 3
+"""Proposals of a draft head in the widest round: each costs a part of a decode step, and of a head
+that is right in half of its first proposals one in ten of the fourth would be reached."""
 DEFAULT_TOKEN_CAPACITY: Final = 32
 """Target rows of the largest round; larger ones only add to the wait of every lane in them."""
+
+Depths = Mapping[ProposalSource, int]
+"""The most proposals of a request in one round, by where they come from."""
 
 
 def round_widths(draft_tokens: int) -> tuple[int, ...]:
@@ -25,22 +31,22 @@ def round_widths(draft_tokens: int) -> tuple[int, ...]:
 
 
 def round_graphs(
-    buckets: Iterable[int], *, draft_tokens: int, token_capacity: int
+    buckets: Iterable[int], depths: Depths, *, token_capacity: int
 ) -> Iterator[GraphDescriptor]:
     """Yield a width-one program of every bucket, and the wider ones of at most that many rows."""
-    widths = round_widths(draft_tokens)
     for bucket in buckets:
         yield GraphDescriptor(
             kind=GraphKind.SPECULATIVE, batch_capacity=bucket, speculation_enabled=True
         )
-        for width in widths:
-            if bucket * width <= token_capacity:
-                yield GraphDescriptor(
-                    kind=GraphKind.SPECULATIVE,
-                    batch_capacity=bucket,
-                    token_capacity=width,
-                    proposal_depth=width - 1,
-                    allocation=RowAllocation.HOST,
-                    source=ProposalSource.COPY,
-                    speculation_enabled=True,
-                )
+        for source, draft_tokens in depths.items():
+            for width in round_widths(draft_tokens):
+                if bucket * width <= token_capacity:
+                    yield GraphDescriptor(
+                        kind=GraphKind.SPECULATIVE,
+                        batch_capacity=bucket,
+                        token_capacity=width,
+                        proposal_depth=width - 1,
+                        allocation=RowAllocation.HOST,
+                        source=source,
+                        speculation_enabled=True,
+                    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from helios.engine.admission import AdmissionRules, InadmissibleError, accept
-from helios.engine.messages import SamplingMessage
+from helios.engine.messages import GrammarMessage, SamplingMessage
 from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
 from helios.scheduler import ResourceConfig
 from tests.engine.world import request
@@ -123,3 +124,16 @@ def test_stop_strings_need_feedback_and_stop_tokens_do_not() -> None:
     sampling = SamplingMessage(stop_token_ids=(5,))
     assert not accept(request(sampling=sampling), RULES).spec.needs_feedback
     assert refused(stop=("",))[0] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("ruled", "asked", "is_constrained", "expected"),
+    [(0, 0, True, 0), (0, 3, True, 3), (1, 0, True, 1), (1, 3, True, 1), (1, 3, False, 3)],
+)
+def test_only_a_grammar_bounds_the_width_where_programs_propose_for_themselves(
+    ruled: int, asked: int, is_constrained: bool, expected: int
+) -> None:
+    rules = dataclasses.replace(RULES, grammar_width_limit=ruled)
+    grammar = GrammarMessage(kind="regex", text="a", param="regex") if is_constrained else None
+    accepted = accept(request(width_limit=asked, grammar=grammar), rules)
+    assert accepted.spec.width_limit == expected

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flare.commands.run import decode_mode
+from flare.decode_mode import check_draft, decode_mode, served_sources
 from flare.errors import FlareError
 from flare.options import Backend, Speculation, SpeculationMode
 from flare.request import package_request
@@ -86,3 +87,71 @@ def test_a_plain_package_is_served_where_native_programs_would_have_had_rounds()
     assert decode_mode(PLAIN, request, ADAPTIVE) == SpeculationConfig()
     with pytest.raises(FlareError, match="no programs for copied"):
         decode_mode(PLAIN, request, FIXED)
+
+
+LEARNED, BOTH = Speculation.LEARNED, Speculation.BOTH
+DRAFTING = SimpleNamespace(
+    graphs=[SimpleNamespace(source="learned", token_capacity=width) for width in (2, 4)]
+)
+EVERYTHING = SimpleNamespace(graphs=[*ROUNDS.graphs, *DRAFTING.graphs])
+
+
+@pytest.mark.parametrize(
+    ("package", "speculation", "expected"),
+    [
+        (PLAIN, None, ()),
+        (ROUNDS, None, ("copy",)),
+        (DRAFTING, None, ("learned",)),
+        (EVERYTHING, None, ("copy", "learned")),
+        (EVERYTHING, OFF, ()),
+        (EVERYTHING, COPY, ("copy",)),
+        (EVERYTHING, LEARNED, ("learned",)),
+        (EVERYTHING, BOTH, ("copy", "learned")),
+    ],
+)
+def test_a_package_is_served_with_the_sources_that_were_asked_for(
+    package, speculation, expected
+) -> None:
+    request = asked(speculation)
+    assert served_sources(package, request, ADAPTIVE) == expected
+    mode = DecodeMode.ADAPTIVE if expected else DecodeMode.ORDINARY
+    assert decode_mode(package, request, ADAPTIVE).mode is mode
+
+
+def test_every_source_has_a_depth_of_its_own() -> None:
+    request = asked(BOTH)
+    assert (request.draft_tokens, request.learned_tokens) == (7, 3)
+    assert asked(BOTH, draft_tokens=5).depth_of("learned") == 5
+    assert asked(LEARNED).sources == ("learned",)
+    found = decode_mode(DRAFTING, asked(LEARNED), FIXED)
+    assert found == SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=4)
+
+
+@pytest.mark.parametrize(
+    ("package", "speculation", "mode", "message"),
+    [
+        (ROUNDS, LEARNED, ADAPTIVE, "no programs for learned proposals.*--speculation learned"),
+        (DRAFTING, BOTH, ADAPTIVE, "no programs for copied proposals"),
+        (EVERYTHING, BOTH, FIXED, "fixed needs one source"),
+        (EVERYTHING, None, FIXED, "fixed needs one source"),
+    ],
+)
+def test_sources_that_are_not_there_are_refused(package, speculation, mode, message) -> None:
+    with pytest.raises(FlareError, match=message):
+        decode_mode(package, asked(speculation), mode)
+
+
+def test_a_named_head_asks_for_learned_proposals_and_must_be_the_packages(tmp_path) -> None:
+    head = tmp_path / "head.safetensors"
+    head.write_bytes(b"a head")
+    request = asked(None, draft=head)
+    assert (request.sources, request.is_speculation_asked) == (("learned",), True)
+    for speculation in (OFF, COPY):
+        with pytest.raises(FlareError, match="--draft needs --speculation learned or both"):
+            asked(speculation, draft=head)
+    held = hashlib.sha256(b"a head").hexdigest()
+    check_draft(SimpleNamespace(draft=SimpleNamespace(sha256=held)), request)
+    check_draft(SimpleNamespace(draft=None), asked(COPY))
+    for draft, name in ((None, "no draft head"), (SimpleNamespace(sha256="1" * 64), "1111")):
+        with pytest.raises(FlareError, match=f"the package has .*{name}.*prepare it again"):
+            check_draft(SimpleNamespace(draft=draft), request)

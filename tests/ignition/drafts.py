@@ -6,12 +6,14 @@ import functools
 import random
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from helios.engine.ports import SamplingParams
 from ignition.checkpoint import Checkpoint
 from ignition.distillation.head import SharedWeights
 from ignition.distillation.target import Target, Text
+from ignition.draft.file import FORMAT, DepthFigures, DraftRecord, write_draft
 from ignition.draft.shapes import parameter_shapes
 from tests.ignition.native.models import checkpoint_for
 from tests.ignition.tiny import VOCABULARY
@@ -68,3 +70,41 @@ class Heard:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.glob("*"))}
+
+
+def write_random_head(path: Path, target: Checkpoint, token_count: int = 40) -> Path:
+    """Write a head that was trained on nothing, whose proposals are mostly wrong."""
+    generator = torch.Generator().manual_seed(9)
+    parameters = {
+        name: (torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)).numpy()
+        for name, shape in parameter_shapes(target.geometry).items()
+    }
+    figures = [(1, 0.6, 0.4), (2, 0.4, 0.5)]
+    record = DraftRecord(
+        format=FORMAT,
+        target=target.name,
+        target_sha256=target.sha256,
+        training_texts=0,
+        training_tokens=0,
+        held_out_texts=0,
+        steps=0,
+        depths=1,
+        seed=9,
+        options={},
+        report=tuple(
+            DepthFigures(
+                depth=depth,
+                greedy_chains=10,
+                greedy_agreement=survival,
+                greedy_survival=survival,
+                sampled_entries=10,
+                overlap=likeliest,
+                coupled=likeliest,
+                likeliest=likeliest,
+            )
+            for depth, survival, likeliest in figures
+        ),
+    )
+    ids = np.arange(0, 2 * token_count, 2, dtype=np.int32)
+    write_draft(path, record, ids, parameters)
+    return path

@@ -204,7 +204,7 @@ def test_a_round_that_drafts_is_refused_because_nothing_would_draft(copying: Pat
     index = [graph["name"] for graph in document["graphs"]].index("speculative-b1-d3-w4-copy")
     edit(copying, put("graphs", index, "source", value="learned"))
     edit(copying, put("graphs", index, "name", value="speculative-b1-d3-w4"))
-    with pytest.raises(PackageError, match="executes no such program"):
+    with pytest.raises(PackageError, match="proposes with a draft head, and the package has none"):
         open_package(copying)
 
 

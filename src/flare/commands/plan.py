@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flare.console import results
+from flare.drafts import find_head
 from flare.models import find_model
 from flare.options import (
     DEFAULT_MODEL,
@@ -17,6 +18,7 @@ from flare.options import (
     CapacitiesOption,
     ConcurrencyOption,
     ContextOption,
+    DraftOption,
     DraftTokensOption,
     MemoryOption,
     MixedPrefillOption,
@@ -45,6 +47,7 @@ def plan(
     prefill_capacities: CapacitiesOption = None,
     mixed_prefill: MixedPrefillOption = False,
     speculation: SpeculationOption = None,
+    draft: DraftOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     buffers: Annotated[bool, typer.Option(help="List every static buffer too.")] = False,
@@ -69,9 +72,11 @@ def plan(
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
+        draft=draft,
     )
     _, found = find_model(model)
-    planned = request.plan(found.geometry)
+    head = find_head(request, found)
+    planned = request.plan(found.geometry, head_tokens=0 if head is None else head.token_count)
     if as_json:
         print(json.dumps(_document(found, planned), indent=1))
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flare.console import results
+from flare.drafts import find_head
 from flare.models import find_model
 from flare.options import (
     DEFAULT_MODEL,
@@ -17,6 +18,7 @@ from flare.options import (
     CapacitiesOption,
     ConcurrencyOption,
     ContextOption,
+    DraftOption,
     DraftTokensOption,
     MemoryOption,
     MixedPrefillOption,
@@ -44,6 +46,7 @@ def prepare(
     prefill_capacities: CapacitiesOption = None,
     mixed_prefill: MixedPrefillOption = False,
     speculation: SpeculationOption = None,
+    draft: DraftOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     output: Annotated[
@@ -57,6 +60,7 @@ def prepare(
     Examples:
     [bold]flare prepare[/bold]
     [bold]flare prepare model.gguf --precision fp32 --output my-package[/bold]
+    [bold]flare prepare model.gguf --draft draft-head.safetensors[/bold]
     """
     request = package_request(
         backend=backend,
@@ -71,11 +75,13 @@ def prepare(
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
+        draft=draft,
     )
     source, found = find_model(model)
-    planned = request.plan(found.geometry)
-    directory = output or default_directory(found, planned)
+    head = find_head(request, found)
+    planned = request.plan(found.geometry, head_tokens=0 if head is None else head.token_count)
+    directory = output or default_directory(found, planned, head)
     # A directory that the person named may hold a package of other options: it is replaced.
     if force or output is not None or existing(directory) is None:
-        prepare_package(source, planned, request, directory)
+        prepare_package(source, planned, request, directory, head)
     results().print(str(directory), soft_wrap=True, highlight=False)

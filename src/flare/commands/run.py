@@ -14,6 +14,8 @@ from rich.markup import escape
 
 from flare.compose import ServingOptions, serve_package
 from flare.console import notices
+from flare.decode_mode import check_draft, check_mixed, decode_mode, served_sources
+from flare.drafts import find_head
 from flare.errors import FlareError
 from flare.models import find_model
 from flare.options import (
@@ -25,13 +27,13 @@ from flare.options import (
     CapacitiesOption,
     ConcurrencyOption,
     ContextOption,
+    DraftOption,
     DraftTokensOption,
     MemoryOption,
     MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
     Preset,
-    Speculation,
     SpeculationMode,
     SpeculationModeOption,
     SpeculationOption,
@@ -62,7 +64,6 @@ from flare.policy_options import (
 )
 from flare.request import PackageRequest, package_request
 from helios.engine.manifest import Manifest
-from helios.scheduler import DecodeMode, SpeculationConfig
 from helios.server.config import ServerConfig
 from helios.server.serve import bind
 from ignition.package_manifest import read_manifest
@@ -122,6 +123,7 @@ def run(
     mixed_prefill: MixedPrefillOption = False,
     speculation: SpeculationOption = None,
     speculation_mode: SpeculationModeOption = SpeculationMode.ADAPTIVE,
+    draft: DraftOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     scheduler_policy: PresetOption = Preset.BALANCED,
@@ -148,6 +150,7 @@ def run(
     [bold]flare run model.gguf --port 9000 --concurrency 32 --memory 4GiB[/bold]
     [bold]flare run --trace run.jsonl --scheduler-policy throughput[/bold]
     [bold]flare run --speculation off[/bold]
+    [bold]flare run model.gguf --draft draft-head.safetensors[/bold]
     """
     policy = policy_of(
         scheduler_policy,
@@ -180,6 +183,7 @@ def run(
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
+        draft=draft,
     )
     options = ServingOptions(
         server=_server_config(api_key, served_model_name, allow_origin, max_body),
@@ -194,9 +198,14 @@ def run(
     # A port that is taken must be told now, not after minutes of preparing.
     with bind(host, port) as listener:
         directory, manifest = _package(model, request)
+        check_draft(manifest, request)
         decoding = decode_mode(manifest, request, speculation_mode)
-        _check_mixed(manifest, request, decoding)
-        options = dataclasses.replace(options, speculation=decoding)
+        check_mixed(manifest, request, decoding)
+        options = dataclasses.replace(
+            options,
+            speculation=decoding,
+            sources=served_sources(manifest, request, speculation_mode),
+        )
         _serve(listener, host, directory, manifest, options)
 
 
@@ -235,49 +244,6 @@ def _server_config(
         raise FlareError(f"--{str(error).replace('_', '-', 1)}") from error
 
 
-def decode_mode(
-    manifest: Manifest, request: PackageRequest, mode: SpeculationMode
-) -> SpeculationConfig:
-    """Return how the package's decoders generate.
-
-    Where nobody asks for speculation, a package without programs for it is served without. Raises
-    FlareError for one that lacks what was asked for.
-    """
-    copies = Speculation.COPY.value
-    widths = sorted({g.token_capacity for g in manifest.graphs if g.source == copies})
-    if not request.draft_tokens and (request.is_speculation_asked or not widths):
-        if mode is SpeculationMode.FIXED:
-            raise FlareError("--speculation-mode fixed needs --speculation copy")
-        return SpeculationConfig()
-    if not widths:
-        if request.is_speculation_asked or mode is SpeculationMode.FIXED:
-            raise FlareError(
-                "--speculation: the package has no programs for copied proposals; prepare it again "
-                "with `flare prepare --speculation copy`"
-            )
-        return SpeculationConfig()
-    if mode is SpeculationMode.ADAPTIVE:
-        return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
-    width = request.draft_tokens + 1 if request.is_speculation_asked else widths[-1]
-    if width not in widths:
-        drafts = ", ".join(str(each - 1) for each in widths)
-        raise FlareError(
-            f"--draft-tokens: the package has programs for {drafts} proposals, none for {width - 1}"
-        )
-    return SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=width)
-
-
-def _check_mixed(manifest: Manifest, request: PackageRequest, decoding: SpeculationConfig) -> None:
-    """Raise FlareError for a package without the mixed programs that were asked for."""
-    speculates = decoding.mode is not DecodeMode.ORDINARY
-    kinds = [(graph.kind, graph.speculation_enabled) for graph in manifest.graphs]
-    if request.mixed_prefill and ("mixed", speculates) not in kinds:
-        raise FlareError(
-            "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
-            "with `flare prepare --mixed-prefill` and the same --speculation"
-        )
-
-
 def _writable(trace: Path) -> Path:
     """Find out now whether the trace can be written. Raises OSError."""
     with trace.open("wb"):
@@ -289,9 +255,10 @@ def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     if is_package(Path(text)):
         return Path(text), read_manifest(Path(text))
     source, summary = find_model(text)
-    plan = request.plan(summary.geometry)
-    directory = default_directory(summary, plan)
-    return directory, existing(directory) or prepare(source, plan, request, directory)
+    head = find_head(request, summary)
+    plan = request.plan(summary.geometry, head_tokens=0 if head is None else head.token_count)
+    directory = default_directory(summary, plan, head)
+    return directory, existing(directory) or prepare(source, plan, request, directory, head)
 
 
 def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:

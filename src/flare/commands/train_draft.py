@@ -21,13 +21,13 @@ from rich.table import Table
 
 from flare.console import notices, results
 from flare.draft_prompts import training_questions
+from flare.drafts import training_directory
 from flare.errors import FlareError
 from flare.models import ByteBars
 from flare.options import DEFAULT_MODEL, ModelArgument
 from helios.engine.manifest import TokenizerEntry
 from helios.runtime.text import TextModel
 from ignition.checkpoint import Checkpoint
-from ignition.fetch import cache_directory
 from ignition.sources import read_source, resolve
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def train_draft(
         seed=seed,
         training=TrainingPlan(steps=steps, depths=depths, seed=seed),
     )
-    directory = output or cache_directory() / "drafts" / f"{source.name}-{checkpoint.sha256[:12]}"
+    directory = output or training_directory(source.name, checkpoint.sha256)
     prompts = _prompts(checkpoint)
     with _bars() as report:
         path, record = make_draft(

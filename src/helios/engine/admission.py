@@ -51,6 +51,9 @@ class AdmissionRules:
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens; they stop every request that does not ignore them."""
+    grammar_width_limit: int = 0
+    """Most target rows of a round for a request with a grammar; zero: any. One where programs
+    propose by themselves: the host knows no mask behind a proposal that it has not seen."""
 
     @property
     def longest_tokens(self) -> int:
@@ -97,6 +100,7 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
             # ahead of the token that it needs.
             needs_feedback=stops is not None or request.grammar is not None,
             endpoints=endpoints,
+            width_limit=_width_limit_of(request, rules),
         ),
         prompt=prompt,
         sampling=sampling,
@@ -106,6 +110,13 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
     )
 
 
+def _width_limit_of(request: Submit, rules: AdmissionRules) -> int:
+    """Return the most target rows of a round, zero for any: what was asked, and what rules allow."""
+    ruled = rules.grammar_width_limit if request.grammar is not None else 0
+    limits = [limit for limit in (request.width_limit, ruled) if limit]
+    return min(limits, default=0)
+
+
 def _spec_of(
     request: Submit,
     *,
@@ -113,6 +124,7 @@ def _spec_of(
     max_output_tokens: int,
     needs_feedback: bool,
     endpoints: tuple[Endpoint, ...],
+    width_limit: int,
 ) -> RequestSpec:
     """Return what the scheduler is asked; what it checks itself is left to it."""
     try:
@@ -123,7 +135,7 @@ def _spec_of(
             needs_feedback=needs_feedback,
             weight=request.weight,
             tenant=request.tenant,
-            width_limit=request.width_limit,
+            width_limit=width_limit,
             images=tuple(
                 ImageSpan(image.start, image.tokens, image.features) for image in request.images
             ),

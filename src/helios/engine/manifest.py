@@ -91,6 +91,20 @@ class MachineEntry(msgspec.Struct, frozen=True, kw_only=True):
     compiler: str | None
 
 
+class DraftEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The draft head that programs with learned proposals use."""
+
+    sha256: str
+    """Of the head's file."""
+    target_sha256: str
+    """Of the source weights that it was trained for; those of the package's own model."""
+    token_count: int
+    """Tokens that it can propose."""
+    survivals: tuple[float, ...] = ()
+    """How often its first 1, 2, ... proposals are expected to be all accepted, by the report of its
+    training; where a server's estimates start."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `flare run` must know before it opens the weights."""
 
@@ -111,3 +125,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """File name inside the package -> size; what opening checks of files too large to hash."""
     costs_ns: dict[str, int] = {}
     """Graph name -> replay duration measured at prepare time; it seeds stale estimates only."""
+    draft: DraftEntry | None = None
+    """None: no program proposes by itself."""

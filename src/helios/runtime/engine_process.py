@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
@@ -33,7 +34,7 @@ from helios.runtime.grammar_thread import GrammarThread
 from helios.runtime.link import EngineLink, LinkError, LinkSink, StartFailed
 from helios.runtime.settings import EngineSettings
 from helios.runtime.trace_file import TraceFile
-from helios.scheduler import Catalog, ProposalSource, Scheduler
+from helios.scheduler import Catalog, GraphDescriptor, ProposalSource, Scheduler
 
 COMMANDS_PER_TURN: Final = 64
 """Commands taken before the loop looks at finished frames again."""
@@ -102,6 +103,10 @@ class EngineHost:
         loaded = [graph.name for graph in model.catalog.graphs]
         seeds = model.cost_seeds_ns
         scheduler.seed_costs({name: seeds[name] for name in loaded if name in seeds})
+        generating = _generating(scheduler)
+        drafts = any(graph.source is ProposalSource.LEARNED for graph in generating)
+        if drafts and settings.draft_survivals:
+            _start_learned(scheduler, settings.draft_survivals)
         self._core = EngineCore(
             scheduler=scheduler,
             executor=self._executor,
@@ -112,9 +117,10 @@ class EngineHost:
                 resources=resources,
                 vocabulary_size=settings.model.vocabulary_size,
                 eos_token_ids=settings.model.eos_token_ids,
+                grammar_width_limit=1 if drafts else 0,
             ),
             trace=trace,
-            copying=_copying(scheduler),
+            copying=_copying(scheduler, generating),
             grammars=self._grammars,
         )
         if trace is not None:
@@ -209,22 +215,39 @@ def _prepare_process(parent_pid: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _copying(scheduler: Scheduler) -> Copying | None:
+def _generating(scheduler: Scheduler) -> list[GraphDescriptor]:
+    """Return the programs that streams may run in."""
+    return [
+        graph
+        for graph in scheduler.catalog.graphs
+        if Catalog.generates(graph, scheduler.speculation)
+    ]
+
+
+def _deepest(scheduler: Scheduler) -> int:
+    return max(graph.proposal_depth for graph in scheduler.catalog.graphs)
+
+
+def _start_learned(scheduler: Scheduler, survivals: Sequence[float]) -> None:
+    """Let requests start with what the training of the head has measured, like those with copies.
+
+    What the requests of this process show moves that start for those that follow.
+    """
+    known = tuple(survivals)[: _deepest(scheduler)]
+    scheduler.seed_acceptance(ProposalSource.LEARNED, known, weight=_SURVIVAL_WEIGHT, is_taught=True)
+
+
+def _copying(scheduler: Scheduler, generating: Sequence[GraphDescriptor]) -> Copying | None:
     """Return how proposals are copied; None where no program of the decode mode takes any.
 
     Requests start with acceptance as it usually is: from the scheduler's own prior, one half per
     proposal, a request would be half over before a wide round had shown what it is worth. What the
     requests of this process show moves that start for those that follow.
     """
-    generating = [
-        graph
-        for graph in scheduler.catalog.graphs
-        if Catalog.generates(graph, scheduler.speculation)
-    ]
     depth = lookup_depth(generating)
     if not depth:
         return None
-    survivals = copied_survivals(max(graph.proposal_depth for graph in scheduler.catalog.graphs))
+    survivals = copied_survivals(_deepest(scheduler))
     scheduler.seed_acceptance(
         ProposalSource.COPY, survivals, weight=_SURVIVAL_WEIGHT, is_taught=True
     )

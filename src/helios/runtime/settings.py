@@ -43,6 +43,9 @@ class EngineSettings:
     speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
     """How decoders generate. Outside the ordinary mode proposals are copied for programs that take
     copies; the model must have graphs of the mode."""
+    draft_survivals: tuple[float, ...] = ()
+    """How often the first 1, 2, ... proposals of the model's draft head are expected to be all
+    accepted; empty: nobody knows, or there is no head."""
     waiting_limit: int = 1024
     """Requests that may wait for a row; one more is refused with `queue_full`."""
     trace_path: Path | None = None

@@ -31,10 +31,15 @@ from ignition.distillation.start import first_parameters, frequent_tokens
 from ignition.distillation.target import Target, Text
 from ignition.distillation.training import Trainer, TrainingPlan
 from ignition.draft.errors import DraftError
-from ignition.draft.file import FORMAT, DepthFigures, DraftRecord, write_draft
+from ignition.draft.file import (
+    FORMAT,
+    HEAD_NAME,
+    DepthFigures,
+    DraftRecord,
+    write_draft,
+)
 from ignition.draft.shapes import parameter_shapes
 
-HEAD_NAME: Final = "draft-head.safetensors"
 _PLAN_NAME: Final = "plan.json"
 _CHECKPOINT_NAME: Final = "training.checkpoint"
 

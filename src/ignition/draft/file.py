@@ -24,6 +24,8 @@ from ignition.geometry import ModelGeometry
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 20_000_000
+HEAD_NAME: Final = "draft-head.safetensors"
+"""What a training calls its head, in its own directory."""
 TOKEN_IDS: Final = "draft_token_ids"
 _KEY: Final = "flare"
 

@@ -1,0 +1,91 @@
+"""Which decode mode a package is served in: what was asked for, and what it has programs for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flare.errors import FlareError
+from flare.options import SpeculationMode
+from flare.request import PackageRequest
+from helios.engine.manifest import Manifest
+from helios.scheduler import DecodeMode, SpeculationConfig
+from ignition.package_manifest import sha256_of
+
+_WORDS: Final = {"copy": "copied", "learned": "learned"}
+"""What proposals of a source are called."""
+
+
+def served_sources(
+    manifest: Manifest, request: PackageRequest, mode: SpeculationMode
+) -> tuple[str, ...]:
+    """Return the sources of proposals that a package is served with, in the order of options.
+
+    Where nobody asks for speculation they are those that the package has programs for. Raises
+    FlareError for a package that lacks what was asked for.
+    """
+    present = {graph.source for graph in manifest.graphs}
+    found = tuple(source for source in _WORDS if source in present)
+    wanted = request.sources
+    if not wanted and (request.is_speculation_asked or not found):
+        if mode is SpeculationMode.FIXED:
+            raise FlareError("--speculation-mode fixed needs --speculation copy or learned")
+        return ()
+    if not request.is_speculation_asked and (found or mode is SpeculationMode.ADAPTIVE):
+        wanted = found
+    for source in wanted:
+        if source not in found:
+            raise FlareError(
+                f"--speculation: the package has no programs for {_WORDS[source]} proposals; "
+                f"prepare it again with `flare prepare --speculation {source}`"
+            )
+    return wanted
+
+
+def decode_mode(
+    manifest: Manifest, request: PackageRequest, mode: SpeculationMode
+) -> SpeculationConfig:
+    """Return how the package's decoders generate.
+
+    Raises FlareError for a package that lacks what was asked for.
+    """
+    sources = served_sources(manifest, request, mode)
+    if not sources:
+        return SpeculationConfig()
+    if mode is SpeculationMode.ADAPTIVE:
+        return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
+    if len(sources) > 1:
+        raise FlareError("--speculation-mode fixed needs one source: --speculation copy or learned")
+    widths = sorted({g.token_capacity for g in manifest.graphs if g.source == sources[0]})
+    asked = request.depth_of(sources[0]) + 1
+    width = asked if request.is_speculation_asked else widths[-1]
+    if width not in widths:
+        drafts = ", ".join(str(each - 1) for each in widths)
+        raise FlareError(
+            f"--draft-tokens: the package has programs for {drafts} proposals, none for {width - 1}"
+        )
+    return SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=width)
+
+
+def check_mixed(manifest: Manifest, request: PackageRequest, decoding: SpeculationConfig) -> None:
+    """Raise FlareError for a package without the mixed programs that were asked for."""
+    speculates = decoding.mode is not DecodeMode.ORDINARY
+    kinds = [(graph.kind, graph.speculation_enabled) for graph in manifest.graphs]
+    if request.mixed_prefill and ("mixed", speculates) not in kinds:
+        raise FlareError(
+            "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
+            "with `flare prepare --mixed-prefill` and the same --speculation"
+        )
+
+
+def check_draft(manifest: Manifest, request: PackageRequest) -> None:
+    """Raise FlareError for a package with another head than the one that was named, or OSError."""
+    if request.draft is None:
+        return
+    held = None if manifest.draft is None else manifest.draft.sha256
+    named = sha256_of(request.draft)
+    if held != named:
+        other = "no draft head" if held is None else f"the draft head {held[:12]}"
+        raise FlareError(
+            f"--draft: the package has {other}, the file {request.draft.name} is {named[:12]}; "
+            "prepare it again with `flare prepare --draft`"
+        )

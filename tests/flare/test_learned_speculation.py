@@ -1,0 +1,227 @@
+"""`flare run --draft` on a real server: the answers of one without, in fewer steps.
+
+Servers of one package: ordinary, with learned proposals, with both sources, and with learned ones
+at one fixed width. What is asked of servers with copies is asked of these, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flare.command_line import run_command
+from tests.flare.flare_process import running
+from tests.flare.test_run import HAS_COMPILER
+from tests.flare.test_speculation import (
+    Server,
+    body_of,
+    test_a_stop_string_inside_a_burst_ends_the_answer_there,
+    test_clients_that_leave_in_mid_round_take_nothing_from_the_others,
+    test_greedy_answers_are_those_without_speculation,
+    test_log_probabilities_are_those_without_speculation,
+    test_output_limits_end_a_burst_where_they_stand,
+    test_sampled_answers_of_a_seed_are_those_without_speculation,
+    test_streams_bring_every_token_and_the_usage,
+    test_the_context_ends_inside_a_round,
+)
+from tests.flare.tiny_directory import write_tiny_directory
+
+__all__ = [
+    "test_a_stop_string_inside_a_burst_ends_the_answer_there",
+    "test_clients_that_leave_in_mid_round_take_nothing_from_the_others",
+    "test_greedy_answers_are_those_without_speculation",
+    "test_log_probabilities_are_those_without_speculation",
+    "test_output_limits_end_a_burst_where_they_stand",
+    "test_sampled_answers_of_a_seed_are_those_without_speculation",
+    "test_streams_bring_every_token_and_the_usage",
+    "test_the_context_ends_inside_a_round",
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler"),
+]
+TRAINING = ("--shards", "2", "--output-tokens", "40", "--steps", "120", "--draft-tokens", "200")
+ROUNDS = "flare_speculative_program_rounds_total"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tiny model's directory and the file of a head that was trained for it."""
+    base = tmp_path_factory.mktemp("learned")
+    model = write_tiny_directory(base / "tiny")
+    arguments = ["train-draft", str(model), "--output", str(base / "made"), "--threads", "1"]
+    assert run_command([*arguments, *TRAINING]) == 0
+    return model, base / "made" / "draft-head.safetensors"
+
+
+@pytest.fixture(scope="module")
+def package(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A package with programs for both sources."""
+    model, head = models
+    directory = str(tmp_path_factory.mktemp("packages") / "both")
+    options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
+    options += ["--speculation", "both", "--draft", str(head), "--draft-tokens", "7"]
+    assert run_command(["prepare", str(model), *options, "--output", directory]) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every server writes its trace, under the name of its mode."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def started(
+    package: str, models: tuple[Path, Path], traces: Path
+) -> Iterator[dict[str, Server]]:
+    """Servers by mode."""
+    modes = {
+        "ordinary": ["--speculation", "off"],
+        "learned": ["--draft", str(models[1])],
+        "both": [],
+        "fixed": [
+            *("--speculation", "learned", "--speculation-mode", "fixed"),
+            *("--draft-tokens", "3"),
+        ],
+    }
+    with ExitStack() as stack:
+        found = {}
+        for mode, more in modes.items():
+            arguments = [package, *more, "--trace", str(traces / mode)]
+            url, _ = stack.enter_context(running(arguments, traces / f"{mode}.log"))
+            found[mode] = Server(url)
+            stack.callback(found[mode].client.close)
+        yield found
+
+
+@pytest.fixture(scope="module", params=["learned", "both", "fixed"])
+def servers(started: dict[str, Server], request: pytest.FixtureRequest) -> tuple[Server, Server]:
+    """A server without speculation and one with a draft head."""
+    return started["ordinary"], started[request.param]
+
+
+def programs_of(server: Server) -> set[str]:
+    names = (re.search(r'graph="(\S+)"', name) for name in server.metrics() if ROUNDS in name)
+    return {found[1] for found in names if found}
+
+
+def test_each_server_runs_rounds_of_its_own_sources(started) -> None:
+    bodies = [body_of(number) for number in range(40)]
+    for server in started.values():
+        server.ask_all(bodies, 4)
+    assert programs_of(started["ordinary"]) == set()
+    learned = programs_of(started["learned"])
+    assert learned
+    assert not any("copy" in name for name in learned)
+    assert all("-d3-w4" in name and "copy" not in name for name in programs_of(started["fixed"]))
+    found = started["both"].metrics()
+    for source in ("learned", "copy"):
+        first = f'source="{source}",depth="1"'
+        assert found[f"flare_speculative_depth_offered_total{{{first}}}"] > 0, source
+
+
+def test_learned_rounds_run_ahead(started, traces) -> None:
+    """A round's own proposals need nothing from the host: it is queued behind a running one."""
+    started["fixed"].ask(body_of(2, max_tokens=120, extra_body={"ignore_eos": True}))
+    lines = (traces / "fixed").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines if '"graph":"speculative-b' in line]
+    assert sum(plan.get("queued_frames", 0) for plan in rounds) > len(rounds) // 4
+
+
+def regex_body(number: int) -> dict[str, Any]:
+    pattern = rf"[a-d]{{{2 + number % 9}}}-[0-9]+;"
+    return body_of(number, max_tokens=40, extra_body={"guided_regex": pattern})
+
+
+def test_answers_under_a_grammar_are_those_without_speculation_beside_free_ones(servers) -> None:
+    plain, drafting = servers
+    bodies = list(
+        itertools.chain.from_iterable((regex_body(n), body_of(n)) for n in range(24))
+    )
+    expected = plain.ask_all(bodies, 4)
+    assert drafting.ask_all(bodies, 4) == expected
+    for (text, reason, _, _), number in zip(expected[::2], range(24), strict=True):
+        if reason == "stop":
+            assert re.fullmatch(rf"[a-d]{{{2 + number % 9}}}-[0-9]+;", text)
+
+
+def test_a_grammar_alone_is_given_rounds_of_one_row(started) -> None:
+    server = started["learned"]
+    before = server.metrics()["flare_speculative_offered_tokens_total"]
+    server.ask_all([regex_body(number) for number in range(8)], 4)
+    assert server.metrics()["flare_speculative_offered_tokens_total"] == before
+
+
+def test_mixed_company_under_load_keeps_every_answer(servers) -> None:
+    """Stop strings, limits, samplings and clients that leave, all at once."""
+    plain, drafting = servers
+    bodies: list[dict[str, Any]] = []
+    for number in range(30):
+        more: dict[str, Any] = {"seed": number, "temperature": (0, 0.7, 1.3)[number % 3]}
+        if number % 5 == 0:
+            more["stop"] = ["a", "bb"]
+        bodies.append(body_of(number, max_tokens=1 + number * 3 % 50, **more))
+    expected = plain.ask_all(bodies, 4)
+    endless = body_of(4, max_tokens=300, extra_body={"ignore_eos": True})
+    with ThreadPoolExecutor(1) as pool:
+        leaving = [pool.submit(drafting.hang_up_on, endless, 1 + n % 9) for n in range(10)]
+        assert drafting.ask_all(bodies, 3) == expected
+        for each in leaving:
+            each.result()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--speculation-mode", "fixed"], "fixed needs one source"),
+        (["--speculation", "learned", "--draft-tokens", "5", "--speculation-mode", "fixed"], "1, 3, 7"),
+    ],
+)
+def test_a_package_with_both_sources_says_what_it_cannot_do(
+    package, capsys, arguments, message
+) -> None:
+    assert run_command(["run", package, "--port", "0", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_head_that_is_not_the_packages_own_is_refused(package, models, tmp_path, capsys) -> None:
+    content = models[1].read_bytes()
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run_command(["run", package, "--port", "0", "--draft", str(other)]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "--draft: the package has the draft head" in shown
+    assert "prepare it again" in shown
+
+
+def test_a_model_without_a_head_and_a_head_of_another_model_are_refused(
+    models, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setenv("FLARE_CACHE", str(tmp_path / "cache"))
+    model, head = models
+    assert run_command(["plan", str(model), "--speculation", "learned"]) == 2
+    assert "flare train-draft" in capsys.readouterr().err
+    other = write_tiny_directory(tmp_path / "other", context=256)
+    assert run_command(["plan", str(other), "--draft", str(head)]) == 2
+    assert "target_sha256" in capsys.readouterr().err
+    assert run_command(["plan", str(model), "--draft", str(head), "--speculation", "copy"]) == 2
+    assert "--draft needs --speculation learned" in capsys.readouterr().err
+
+
+def test_plan_and_inspect_tell_of_the_head(package, models, capsys) -> None:
+    model, head = models
+    assert run_command(["plan", str(model), "--draft", str(head)]) == 0
+    shown = capsys.readouterr().out
+    assert "learned tokens" in " ".join(shown.split())
+    assert "-copy" not in shown
+    assert run_command(["inspect", package]) == 0
+    assert "draft head" in capsys.readouterr().out
