@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from flare.engine_side import open_model, open_package_detokenizers, open_package_grammars
 from helios.engine.manifest import Manifest
@@ -21,6 +22,14 @@ from helios.server.serve import run
 from helios.server.starting import StartingBackend
 
 
+class Decoding(NamedTuple):
+    """How decoders generate."""
+
+    speculation: SpeculationConfig
+    sources: tuple[str, ...]
+    """Where proposals come from, as catalogs and manifests name them."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
     """How to serve a package."""
@@ -31,10 +40,10 @@ class ServingOptions:
     threads: int | None = None
     """None: as many as the package was prepared for."""
     trace_path: Path | None = None
-    speculation: SpeculationConfig = dataclasses.field(default_factory=SpeculationConfig)
-    """How decoders generate; the package must have programs of the mode."""
-    sources: tuple[str, ...] | None = None
-    """Where proposals come from; None: wherever the package has programs for."""
+    decoding: Decoding = dataclasses.field(
+        default_factory=lambda: Decoding(SpeculationConfig(), ())
+    )
+    """The package must have programs of it."""
     mixed_prefill: bool = False
     """Run the mixed programs that the package has; without, they are left out."""
     drain_timeout_s: float = 30.0
@@ -47,8 +56,8 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
             open_model,
             directory,
             options.threads,
-            options.speculation,
-            sources=options.sources,
+            options.decoding.speculation,
+            sources=options.decoding.sources,
             mixed_prefill=options.mixed_prefill,
         ),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
@@ -61,7 +70,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
             precision=manifest.precision,
         ),
         policy=options.policy,
-        speculation=options.speculation,
+        speculation=options.decoding.speculation,
         draft_survivals=() if manifest.draft is None else manifest.draft.survivals,
         waiting_limit=options.waiting_limit,
         trace_path=options.trace_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from flare.compose import Decoding
 from flare.errors import FlareError
 from flare.options import SpeculationMode
 from flare.request import PackageRequest
@@ -13,6 +14,18 @@ from ignition.package_manifest import sha256_of
 
 _WORDS: Final = {"copy": "copied", "learned": "learned"}
 """What proposals of a source are called."""
+
+
+def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMode) -> Decoding:
+    """Return how a package's decoders generate, and from which proposals.
+
+    Raises FlareError for a package that lacks what was asked for, and OSError for a head that
+    cannot be read.
+    """
+    check_draft(manifest, request)
+    speculation = decode_mode(manifest, request, mode)
+    check_mixed(manifest, request, speculation)
+    return Decoding(speculation, served_sources(manifest, request, mode))
 
 
 def served_sources(

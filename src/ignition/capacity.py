@@ -26,7 +26,8 @@ from ignition.capacity_costs import (
 )
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.mixed_shapes import mixed_batches, mixed_graphs, mixed_prompts
-from ignition.programs.buffers import BufferSpec, buffer_specs, is_mixed, is_round
+from ignition.programs.buffers import BufferSpec, buffer_specs
+from ignition.purposes import SOURCE_WORDS, purpose_of
 from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, Depths, round_graphs
 
 MAX_CONCURRENCY: Final = 64
@@ -47,27 +48,6 @@ PAGE_SIZES: Final = (16, 32, 64)
 _GIB: Final = 1 << 30
 _MIB: Final = 1 << 20
 _DEFAULT_KV_LIMIT_BYTES: Final = 4 * _GIB
-
-_PURPOSES: Final = {
-    GraphKind.INITIALIZE: "binds up to {b} admitted requests to rows: pages, sampling, counters",
-    GraphKind.PREFILL: "consumes up to {w} prompt tokens of one request; samples after the last",
-    GraphKind.SCORED_PREFILL: "prefill of up to {w} tokens that also scores each prompt token",
-    GraphKind.DECODE: "one output token for each of up to {b} running requests",
-    GraphKind.SPECULATIVE: "checks up to {d} {s} tokens of each of up to {b} running requests",
-    GraphKind.MIXED: "up to {c} prompt tokens of one of {b} requests, a token of each other one",
-    GraphKind.TERMINAL: "retires up to {b} finished requests: final counters, rows cleared",
-}
-_SOURCE_WORDS: Final = {
-    ProposalSource.NONE: "",
-    ProposalSource.LEARNED: "learned",
-    ProposalSource.COPY: "copied",
-}
-_PURPOSE_OF_WIDTH_ONE: Final = (
-    "one output token for each of up to {b} running requests, beside programs with proposals"
-)
-_PURPOSE_OF_MIXED_ROUND: Final = (
-    "up to {c} prompt tokens of one of {b} requests, up to {d} {s} tokens checked of the others"
-)
 
 
 class CapacityError(ValueError):
@@ -337,7 +317,7 @@ def _mixed_graphs(
 
 def _check_rounds(options: CapacityOptions, context: int) -> None:
     if options.backend == "cuda":
-        sources = " or ".join(_SOURCE_WORDS[source] for source in options.depths)
+        sources = " or ".join(SOURCE_WORDS[source] for source in options.depths)
         raise CapacityError(
             "--speculation",
             f"cuda programs take no {sources} proposals yet; native and eager ones do",
@@ -431,9 +411,7 @@ def _fixed_memory(
         for buffer in _specs(geometry, graph, pool, options.backend)
     )
     return MemoryPlan(
-        weights_bytes=weight_bytes(
-            geometry, options.precision, head_tokens=options.head_tokens
-        ),
+        weights_bytes=weight_bytes(geometry, options.precision, head_tokens=options.head_tokens),
         kv_bytes=0,
         state_bytes=options.concurrency * row_bytes(geometry, pool.pages_per_row),
         program_bytes=programs,
@@ -499,7 +477,7 @@ def _planned(
 ) -> PlannedProgram:
     return PlannedProgram(
         graph=graph,
-        purpose=_purpose(graph),
+        purpose=purpose_of(graph),
         buffers=_specs(geometry, graph, pool, options.backend),
         prepare_s=prepare_seconds(
             geometry,
@@ -508,21 +486,6 @@ def _planned(
             backend=options.backend,
             head_tokens=options.head_tokens,
         ),
-    )
-
-
-def _purpose(graph: GraphDescriptor) -> str:
-    text = _PURPOSES[graph.kind]
-    if graph.kind is GraphKind.SPECULATIVE and not is_round(graph):
-        text = _PURPOSE_OF_WIDTH_ONE
-    if is_mixed(graph) and graph.proposal_depth:
-        text = _PURPOSE_OF_MIXED_ROUND
-    return text.format(
-        b=graph.batch_capacity,
-        c=graph.prefill_capacity,
-        d=graph.proposal_depth,
-        s=_SOURCE_WORDS[graph.source],
-        w=graph.token_capacity,
     )
 
 

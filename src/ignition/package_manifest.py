@@ -67,9 +67,9 @@ def read_manifest(directory: Path) -> Manifest:
         if value not in allowed:
             raise PackageError(field, f"{value!r} is none of {', '.join(allowed)}")
     _check_names(manifest)
-    _check_draft(manifest)
     geometry = geometry_of(manifest)
     _check_capacities(geometry, pool_of(manifest.pool), catalog_of(manifest.graphs))
+    _check_draft(manifest)
     return manifest
 
 

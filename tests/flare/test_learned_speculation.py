@@ -80,9 +80,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def started(
-    package: str, models: tuple[Path, Path], traces: Path
-) -> Iterator[dict[str, Server]]:
+def started(package: str, models: tuple[Path, Path], traces: Path) -> Iterator[dict[str, Server]]:
     """Servers by mode."""
     modes = {
         "ordinary": ["--speculation", "off"],
@@ -144,9 +142,7 @@ def regex_body(number: int) -> dict[str, Any]:
 
 def test_answers_under_a_grammar_are_those_without_speculation_beside_free_ones(servers) -> None:
     plain, drafting = servers
-    bodies = list(
-        itertools.chain.from_iterable((regex_body(n), body_of(n)) for n in range(24))
-    )
+    bodies = list(itertools.chain.from_iterable((regex_body(n), body_of(n)) for n in range(24)))
     expected = plain.ask_all(bodies, 4)
     assert drafting.ask_all(bodies, 4) == expected
     for (text, reason, _, _), number in zip(expected[::2], range(24), strict=True):
@@ -183,7 +179,10 @@ def test_mixed_company_under_load_keeps_every_answer(servers) -> None:
     ("arguments", "message"),
     [
         (["--speculation-mode", "fixed"], "fixed needs one source"),
-        (["--speculation", "learned", "--draft-tokens", "5", "--speculation-mode", "fixed"], "1, 3, 7"),
+        (
+            ["--speculation", "learned", "--draft-tokens", "5", "--speculation-mode", "fixed"],
+            "1, 3, 7",
+        ),
     ],
 )
 def test_a_package_with_both_sources_says_what_it_cannot_do(

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from flare.compose import ServingOptions, serve_package
 from flare.console import notices
-from flare.decode_mode import check_draft, check_mixed, decode_mode, served_sources
+from flare.decode_mode import served_mode
 from flare.drafts import find_head
 from flare.errors import FlareError
 from flare.models import find_model
@@ -198,14 +198,8 @@ def run(
     # A port that is taken must be told now, not after minutes of preparing.
     with bind(host, port) as listener:
         directory, manifest = _package(model, request)
-        check_draft(manifest, request)
-        decoding = decode_mode(manifest, request, speculation_mode)
-        check_mixed(manifest, request, decoding)
-        options = dataclasses.replace(
-            options,
-            speculation=decoding,
-            sources=served_sources(manifest, request, speculation_mode),
-        )
+        decoding = served_mode(manifest, request, speculation_mode)
+        options = dataclasses.replace(options, decoding=decoding)
         _serve(listener, host, directory, manifest, options)
 
 

@@ -111,7 +111,7 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
 
 
 def _width_limit_of(request: Submit, rules: AdmissionRules) -> int:
-    """Return the most target rows of a round, zero for any: what was asked, and what rules allow."""
+    """Return the most target rows of a round: what was asked and what rules allow; zero: any."""
     ruled = rules.grammar_width_limit if request.grammar is not None else 0
     limits = [limit for limit in (request.width_limit, ruled) if limit]
     return min(limits, default=0)

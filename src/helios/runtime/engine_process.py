@@ -103,10 +103,6 @@ class EngineHost:
         loaded = [graph.name for graph in model.catalog.graphs]
         seeds = model.cost_seeds_ns
         scheduler.seed_costs({name: seeds[name] for name in loaded if name in seeds})
-        generating = _generating(scheduler)
-        drafts = any(graph.source is ProposalSource.LEARNED for graph in generating)
-        if drafts and settings.draft_survivals:
-            _start_learned(scheduler, settings.draft_survivals)
         self._core = EngineCore(
             scheduler=scheduler,
             executor=self._executor,
@@ -117,10 +113,10 @@ class EngineHost:
                 resources=resources,
                 vocabulary_size=settings.model.vocabulary_size,
                 eos_token_ids=settings.model.eos_token_ids,
-                grammar_width_limit=1 if drafts else 0,
+                grammar_width_limit=int(_starts_learned(scheduler, settings.draft_survivals)),
             ),
             trace=trace,
-            copying=_copying(scheduler, generating),
+            copying=_copying(scheduler),
             grammars=self._grammars,
         )
         if trace is not None:
@@ -228,23 +224,30 @@ def _deepest(scheduler: Scheduler) -> int:
     return max(graph.proposal_depth for graph in scheduler.catalog.graphs)
 
 
-def _start_learned(scheduler: Scheduler, survivals: Sequence[float]) -> None:
-    """Let requests start with what the training of the head has measured, like those with copies.
+def _starts_learned(scheduler: Scheduler, survivals: Sequence[float]) -> bool:
+    """Return whether programs propose by themselves, and let requests start as they should there.
 
-    What the requests of this process show moves that start for those that follow.
+    They start with what the training of the head has measured, if anything is known of it. What the
+    requests of this process show moves that start for those that follow, as with copies.
     """
+    if all(graph.source is not ProposalSource.LEARNED for graph in _generating(scheduler)):
+        return False
     known = tuple(survivals)[: _deepest(scheduler)]
-    scheduler.seed_acceptance(ProposalSource.LEARNED, known, weight=_SURVIVAL_WEIGHT, is_taught=True)
+    if known:
+        scheduler.seed_acceptance(
+            ProposalSource.LEARNED, known, weight=_SURVIVAL_WEIGHT, is_taught=True
+        )
+    return True
 
 
-def _copying(scheduler: Scheduler, generating: Sequence[GraphDescriptor]) -> Copying | None:
+def _copying(scheduler: Scheduler) -> Copying | None:
     """Return how proposals are copied; None where no program of the decode mode takes any.
 
     Requests start with acceptance as it usually is: from the scheduler's own prior, one half per
     proposal, a request would be half over before a wide round had shown what it is worth. What the
     requests of this process show moves that start for those that follow.
     """
-    depth = lookup_depth(generating)
+    depth = lookup_depth(_generating(scheduler))
     if not depth:
         return None
     survivals = copied_survivals(_deepest(scheduler))
