@@ -127,12 +127,18 @@ def test_each_server_runs_rounds_of_its_own_sources(started) -> None:
         assert found[f"flare_speculative_depth_offered_total{{{first}}}"] > 0, source
 
 
-def test_learned_rounds_run_ahead(started, traces) -> None:
-    """A round's own proposals need nothing from the host: it is queued behind a running one."""
-    started["fixed"].ask(body_of(2, max_tokens=120, extra_body={"ignore_eos": True}))
-    lines = (traces / "fixed").read_text().splitlines()
-    rounds = [json.loads(line) for line in lines if '"graph":"speculative-b' in line]
-    assert sum(plan.get("queued_frames", 0) for plan in rounds) > len(rounds) // 4
+def test_learned_rounds_need_nothing_from_the_host(started, traces) -> None:
+    """They may be queued behind a running round; rounds with copies never are. (Whether one is
+    queued is a matter of speed, and steps of the tiny model end before the host is ready.)"""
+    started["both"].ask_all([body_of(number) for number in range(20)], 2)
+    waiting: dict[bool, list[bool]] = {True: [], False: []}
+    for line in (traces / "both").read_text().splitlines():
+        plan = json.loads(line)
+        graph = plan.get("graph", "")
+        if plan["type"] == "plan" and graph.startswith("speculative") and "-w1" not in graph:
+            waiting[graph.endswith("copy")].append(plan["needs_empty_queue"])
+    assert all(waiting[True])
+    assert not all(waiting[False])
 
 
 def regex_body(number: int) -> dict[str, Any]:
