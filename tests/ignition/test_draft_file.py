@@ -218,6 +218,7 @@ def test_a_directory_of_other_options_is_refused(tmp_path) -> None:
         ({"lanes": 65}, "lanes must be at most 64, not 65"),
         ({"context_tokens": 12}, "context_tokens must be above the 12 output_tokens"),
         ({"training": TrainingPlan(steps=0)}, "steps must be at least 1, not 0"),
+        ({"training": TrainingPlan(steps=4, deep_share=1.5)}, "deep_share must be 0 to 1, not 1.5"),
     ],
 )
 def test_options_that_make_no_sense_are_named(change, message) -> None:

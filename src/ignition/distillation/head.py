@@ -108,19 +108,35 @@ def joint_inputs(p: Parameters, shared: SharedWeights, before: Tensor, token_ids
     return torch.cat([context, token], dim=-1)
 
 
-def unroll(p: Parameters, shared: SharedWeights, batch: Batch, depths: int) -> Iterator[Tensor]:
-    """Yield the predicted hidden rows [B, T, hidden] of each depth."""
+def unroll(
+    p: Parameters, shared: SharedWeights, batch: Batch, depths: int, *, only_scored: bool = False
+) -> Iterator[Tensor]:
+    """Yield the predicted hidden rows [B, T, hidden] of each depth.
+
+    With `only_scored` the rows of prompts, which no round needs, are left out (zero): a fifth of
+    the arithmetic.
+    """
     length = batch.token_ids.shape[1]
     geometry = shared.geometry
     rotation = rotations(geometry, length)
     chain: list[tuple[Tensor, Tensor]] = []
     before = shifted(batch.hidden)
+    scored = batch.is_scored(1) if only_scored else None
     for _ in range(depths):
         x = joined(p, shared, before, batch.token_ids)
         x = x + F.linear(attended(p, geometry, x, rotation, chain), p[LAYER + "o"])
-        predicted = x + F.linear(gated(p, geometry, x), p[LAYER + "down"])
+        predicted = _finished(p, geometry, x, scored)
         yield predicted
         before = shifted(predicted)
+
+
+def _finished(p: Parameters, geometry: ModelGeometry, x: Tensor, scored: Tensor | None) -> Tensor:
+    """Return what the last products of the layer add to, in all rows or in the scored ones."""
+    if scored is None:
+        return x + F.linear(gated(p, geometry, x), p[LAYER + "down"])
+    rows = x[scored]
+    rows = rows + F.linear(gated(p, geometry, rows), p[LAYER + "down"])
+    return torch.zeros_like(x).masked_scatter(scored[..., None], rows)
 
 
 def rotations(geometry: ModelGeometry, length: int) -> tuple[Tensor, ...]:

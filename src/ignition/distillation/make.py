@@ -48,7 +48,7 @@ _CHECKPOINT_NAME: Final = "training.checkpoint"
 class DraftPlan:
     """What is made of which texts. The defaults are for SmolLM2-135M on two cores."""
 
-    shards: int = 32
+    shards: int = 48
     """Of `lanes` texts each; the last is held out."""
     lanes: int = 32
     """Texts that the target writes at a time."""
@@ -82,6 +82,8 @@ class DraftPlan:
         for name in ("steps", "batch_texts", "depths"):
             if getattr(self.training, name) < 1:
                 raise DraftError(f"{name} must be at least 1, not {getattr(self.training, name)}")
+        if not 0 <= self.training.deep_share <= 1:
+            raise DraftError(f"deep_share must be 0 to 1, not {self.training.deep_share}")
 
 
 def make_draft(
@@ -183,7 +185,7 @@ def _record(
     held_out: int,
     report: Sequence[object],
 ) -> DraftRecord:
-    own = ("batch_texts", "learning_rate", "warmup_steps", "weight_decay")
+    own = ("batch_texts", "deep_share", "learning_rate", "warmup_steps", "weight_decay")
     options = {name: float(getattr(plan.training, name)) for name in own}
     options["output_tokens"] = float(plan.output_tokens)
     figures = [DepthFigures(**dataclasses.asdict(part)) for part in report]  # type: ignore[call-overload]

@@ -32,6 +32,10 @@ from ignition.draft.shapes import HIDDEN_NORM, JOIN, LAYER, TOKEN_NORM, paramete
 
 RIDGE: Final = 1e-2
 """Added to the diagonal of the normal equations, relative to its mean."""
+_FIT_TEXTS: Final = 384
+"""Texts that the start is fitted to; more of them change little."""
+_LEAST_SQUARE: Final = 1e-4
+"""Of a place of a normed row; one that is always zero gets no endless gain."""
 _FITTED: Final = (JOIN, LAYER + "o", LAYER + "down")
 """In the order in which they are applied."""
 
@@ -57,18 +61,38 @@ def first_parameters(
     """Return the parameters that training starts from."""
     geometry = checkpoint.geometry
     last = f"layers.{geometry.layer_count - 1}."
-    start: dict[str, Tensor] = {}
+    start = _even_gains(shared, texts)
     for name, shape in parameter_shapes(geometry).items():
-        if name in (HIDDEN_NORM, TOKEN_NORM):
-            start[name] = torch.ones(shape)
-        elif name in _FITTED:
+        if name in start:
+            continue
+        if name in _FITTED:
             start[name] = torch.zeros(shape)
         else:
             stored = checkpoint.float32(last + name.removeprefix(LAYER))
             start[name] = torch.from_numpy(np.array(stored, np.float32))
     for name in _FITTED:
-        start[name] = _fit(start, shared, texts, name)
+        start[name] = _fit(start, shared, texts[:_FIT_TEXTS], name)
     return start
+
+
+@torch.no_grad()
+def _even_gains(shared: SharedWeights, texts: Sequence[Text]) -> dict[str, Tensor]:
+    """Return the gains of both norms in front of the joint, which even out its inputs.
+
+    A few places of a hidden row are many times as large as the others. Behind these gains each
+    place has a mean square of one: no place rules the gradient of the joint, and what is read in
+    eight bits keeps its small places too.
+    """
+    size, epsilon = shared.geometry.hidden_size, shared.geometry.rms_epsilon
+    squares, count = torch.zeros(2, size, dtype=torch.float64), 0
+    for text in texts[:_FIT_TEXTS]:
+        tokens = torch.from_numpy(text.token_ids.astype(np.int64))
+        hidden = torch.from_numpy(text.hidden.astype(np.float32))
+        for place, rows in enumerate((hidden, shared.embed[tokens])):
+            squares[place] += rms(rows, epsilon).double().pow(2).sum(0)
+        count += len(tokens)
+    gains = (squares / count).clamp(min=_LEAST_SQUARE).rsqrt().to(torch.float32)
+    return {HIDDEN_NORM: gains[0], TOKEN_NORM: gains[1]}
 
 
 @torch.no_grad()

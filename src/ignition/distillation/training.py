@@ -1,8 +1,9 @@
-"""Trains a head on texts of its target: AdamW, several depths at once, resumable to the bit.
+"""Trains a head on texts of its target, resumable to the bit.
 
 The loss of one depth is the cross entropy of the target's distribution over the tokens that the
-head can propose, and a pull of the predicted hidden row towards the target's. What a step does
-follows from the plan and its number alone, so an interrupted training goes on as if it had not
+head can propose, and a pull of the predicted hidden row towards the target's. Most steps train the
+first depth alone, which is what every proposal stands on; the last ones unroll further. What a step
+does follows from the plan and its number alone, so an interrupted training goes on as if it had not
 been.
 """
 
@@ -10,19 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader knows.
 from torch import Tensor
 
 from ignition.distillation.corpus import Progress
-from ignition.distillation.head import Batch, SharedWeights, rms, unroll
+from ignition.distillation.head import Batch, SharedWeights, unroll
+from ignition.distillation.loss import Teacher, depth_loss, joined_teachers, teacher_of
+from ignition.distillation.optimizer import Muon
 from ignition.distillation.target import Text
 from ignition.draft.errors import DraftError
 
@@ -30,7 +31,8 @@ FEATURE_WEIGHT: Final = 2.0
 """Of the pull towards the target's hidden row, beside a cross entropy of weight one."""
 DEPTH_DECAY: Final = 0.8
 """A deeper proposal counts only after the ones before it, so its loss counts less."""
-_LARGEST_GRADIENT: Final = 1.0
+_TOGETHER: Final = 4
+"""Texts whose gradients are made at one time; what they need fits a processor's cache."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,37 +40,44 @@ class TrainingPlan:
     """How a head is trained."""
 
     steps: int
-    batch_texts: int = 4
+    batch_texts: int = 16
     depths: int = 2
-    learning_rate: float = 5e-5
+    deep_share: float = 0.25
+    """Of the steps, the last ones, which unroll all depths; those before train the first alone."""
+    learning_rate: float = 2e-3
     warmup_steps: int = 20
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     seed: int = 1
     save_every: int = 20
     """Steps between two checkpoints."""
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step: a linear rise, then half a cosine to a tenth."""
+        """Return the learning rate of a step: a linear rise, then a linear fall to nothing."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * share))
+        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * left
+
+    def depths_at(self, step: int) -> int:
+        """Return how many depths a step unrolls."""
+        return self.depths if step >= (1 - self.deep_share) * self.steps else 1
 
 
 class Trainer:
-    """A training in progress; `parameters` are those after `step` steps."""
+    """A training in progress; `parameters` are those after `step` steps.
+
+    The gains of norms stay as they start: each stands in front of a matrix that is trained.
+    """
 
     def __init__(self, shared: SharedWeights, start: dict[str, Tensor], plan: TrainingPlan) -> None:
         self._shared = shared
         self._plan = plan
-        self.parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
-        matrices = [value for value in self.parameters.values() if value.ndim == 2]
-        vectors = [value for value in self.parameters.values() if value.ndim != 2]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": plan.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95))
+        self.parameters = {name: value.clone() for name, value in start.items()}
+        matrices = {name: value for name, value in self.parameters.items() if value.ndim == 2}
+        for value in matrices.values():
+            value.requires_grad_()
+        self._optimizer = Muon(matrices, weight_decay=plan.weight_decay)
+        self._teachers: dict[int, Teacher] = {}
         self.step = 0
 
     def train(self, texts: Sequence[Text], checkpoint: Path, progress: Progress) -> None:
@@ -83,26 +92,45 @@ class Trainer:
         progress("train", plan.steps, plan.steps, detail)
 
     def advance(self, texts: Sequence[Text]) -> list[float]:
-        """Do one step; return the cross entropy of each depth before it."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.rate(self.step)
+        """Do one step; return the cross entropy of each depth before it.
+
+        The texts must be the same in every step.
+        """
+        depths = self._plan.depths_at(self.step)
         chosen = batch_numbers(len(texts), self._plan, self.step)
-        batch = batch_of([texts[number] for number in chosen])
-        entropies = self._backward(batch)
-        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), _LARGEST_GRADIENT)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        # Texts of about one length lie together, so that little is padded.
+        chosen.sort(key=lambda number: (len(texts[number].token_ids), number))
+        parts = [chosen[at : at + _TOGETHER] for at in range(0, len(chosen), _TOGETHER)]
+        batches = [batch_of([texts[number] for number in part]) for part in parts]
+        counts = [[int(b.is_scored(d + 1).sum()) for d in range(depths)] for b in batches]
+        totals = [max(1, sum(column)) for column in zip(*counts, strict=True)]
+        entropies = [0.0] * depths
+        for part, batch, count in zip(parts, batches, counts, strict=True):
+            shares = [own / total for own, total in zip(count, totals, strict=True)]
+            teacher = joined_teachers([self._teacher(texts, number) for number in part])
+            for depth, entropy in enumerate(self._backward(batch, teacher, shares)):
+                entropies[depth] += entropy
+        self._optimizer.step(self._plan.rate(self.step))
         self.step += 1
         return entropies
 
-    def _backward(self, batch: Batch) -> list[float]:
-        truth = teacher_of(self._shared, batch)
+    def _teacher(self, texts: Sequence[Text], number: int) -> Teacher:
+        """Return the teacher of a text, which is made from it alone: whatever was trained on
+        before, it has the same bits.
+        """
+        if number not in self._teachers:
+            self._teachers[number] = teacher_of(self._shared, batch_of([texts[number]]))
+        return self._teachers[number]
+
+    def _backward(self, batch: Batch, teacher: Teacher, shares: list[float]) -> list[float]:
+        """Add the gradients of a part of a step, of whose entries it has these shares by depth."""
         entropies, total = [], torch.zeros(())
-        states = unroll(self.parameters, self._shared, batch, self._plan.depths)
-        for depth, predicted in enumerate(states, 1):
-            entropy, feature = depth_loss(self._shared, batch, truth, predicted, depth)
-            total = total + DEPTH_DECAY ** (depth - 1) * (entropy + FEATURE_WEIGHT * feature)
-            entropies.append(float(entropy.detach()))
+        states = unroll(self.parameters, self._shared, batch, len(shares), only_scored=True)
+        for depth, (predicted, share) in enumerate(zip(states, shares, strict=True), 1):
+            entropy, feature = depth_loss(self._shared, batch, teacher, predicted, depth)
+            weight = share * DEPTH_DECAY ** (depth - 1)
+            total = total + weight * (entropy + FEATURE_WEIGHT * feature)
+            entropies.append(share * float(entropy.detach()))
         total.backward()  # type: ignore[no-untyped-call]
         return entropies
 
@@ -114,7 +142,7 @@ class Trainer:
                 "step": self.step,
                 "plan": json.dumps(dataclasses.asdict(self._plan)),
                 "parameters": {k: v.detach() for k, v in self.parameters.items()},
-                "optimizer": self._optimizer.state_dict(),
+                "momenta": self._optimizer.momenta,
             },
             partial,
         )
@@ -127,7 +155,7 @@ class Trainer:
         try:
             stored = torch.load(path, weights_only=True)
             plan, step = stored["plan"], stored["step"]
-            parameters = stored["parameters"]
+            parameters, momenta = stored["parameters"], stored.get("momenta")
         except (OSError, RuntimeError, UnpicklingError, KeyError, EOFError, TypeError) as error:
             raise DraftError(
                 f"{path.name}: not a checkpoint of a training ({error}); delete it to start over"
@@ -138,15 +166,20 @@ class Trainer:
                 f"{path.name}: a checkpoint of another plan, {plan}, not of {mine}; "
                 "repeat its options or choose another directory"
             )
-        if {k: v.shape for k, v in parameters.items()} != {
-            k: v.shape for k, v in self.parameters.items()
-        }:
+        if _shapes(parameters) != _shapes(self.parameters):
             raise DraftError(f"{path.name}: a checkpoint of a head of other sizes")
-        self._optimizer.load_state_dict(stored["optimizer"])
+        if _shapes(momenta) != _shapes(self._optimizer.momenta):
+            raise DraftError(f"{path.name}: a checkpoint of another optimizer; delete it")
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(parameters[name])
+            for name, value in self._optimizer.momenta.items():
+                value.copy_(momenta[name])
         self.step = step
+
+
+def _shapes(tensors: Mapping[str, Tensor] | None) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in (tensors or {}).items()}
 
 
 def batch_numbers(count: int, plan: TrainingPlan, step: int) -> list[int]:
@@ -174,28 +207,3 @@ def batch_of(texts: Sequence[Text]) -> Batch:
         torch.tensor([text.prompt_tokens for text in texts]),
         torch.tensor(lengths),
     )
-
-
-@torch.no_grad()
-def teacher_of(shared: SharedWeights, batch: Batch) -> Tensor:
-    """Return the target's distribution over the draft tokens, [scored entries, draft tokens].
-
-    Of the first depth's entries, among which those of every deeper one are.
-    """
-    truth = batch.hidden[batch.is_scored(1)]
-    return torch.softmax(F.linear(shared.normed(truth), shared.draft_head), dim=-1)
-
-
-def depth_loss(
-    shared: SharedWeights, batch: Batch, teacher: Tensor, predicted: Tensor, depth: int
-) -> tuple[Tensor, Tensor]:
-    """Return cross entropy and feature distance of one depth, means over its scored entries."""
-    scored = batch.is_scored(depth)
-    count = scored.sum().clamp(min=1)
-    guess, truth = predicted[scored], batch.hidden[scored]
-    logs = torch.log_softmax(F.linear(shared.normed(guess), shared.draft_head), dim=-1)
-    chosen = teacher[scored[batch.is_scored(1)]]
-    entropy = -(chosen * logs).sum() / count
-    epsilon = shared.geometry.rms_epsilon
-    distance = F.smooth_l1_loss(rms(guess, epsilon), rms(truth, epsilon), reduction="sum")
-    return entropy, distance / (count * guess.shape[1])
