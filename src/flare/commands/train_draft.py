@@ -53,7 +53,7 @@ def train_draft(
         int, typer.Option(min=2, help="Batches of 32 texts to write; the last is held out.")
     ] = 48,
     output_tokens: Annotated[int, typer.Option(min=8, help="Longest text, in tokens.")] = 160,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, of sixteen texts each.")] = 640,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, of sixteen texts each.")] = 680,
     depths: Annotated[
         int, typer.Option(min=1, max=8, help="Proposals in a row that training unrolls.")
     ] = 2,
