@@ -34,7 +34,7 @@ def candidate(name: str, lengths: tuple[int, ...]) -> Candidate:
     for arrival, length in enumerate(lengths):
         request = Request(RequestHandle(arrival, 0), spec, arrival, 0)
         lanes.append(Lane(0.0, 0, 0, arrival, request, 0.0, 0.0, 0.0, 0, length))
-    return Candidate(True, -1.0, 1.0, -len(lanes), index, 1.0, lanes, 0.0, 0, None, 0.0, None)
+    return Candidate(True, -1.0, 1.0, -len(lanes), index, 1.0, lanes, 0.0, 0, None, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def decide(model: ModelledCatalog, situation: Situation) -> tuple[str, tuple[int
     assert winner is not None
     cohort = tuple(sorted(lane.request.arrival for lane in winner.cohort))
     score = -winner.negative_rate * math.exp(-decision.units.log_scale)
-    following = winner.following_lane or winner.cohort[0]
+    following = (winner.following_lanes or winner.cohort)[0]
     name = model.catalog.graphs[winner.graph_index].name
     return name, cohort, score, following.prompt_tokens
 

@@ -42,7 +42,6 @@ def candidate(
         padding,
         following,
         0.0,
-        None,
     )
 
 

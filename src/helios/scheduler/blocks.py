@@ -6,13 +6,13 @@ lanes of an entry when it may win, or when someone asks for an explanation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from helios.scheduler.geometry import Flags, Integers
-from helios.scheduler.lanes import Lanes
+from helios.scheduler.lanes import Lanes, LaterLanes
 from helios.scheduler.streams import Floats
 from helios.scheduler.utility import Lane
 from helios.scheduler.waiting import Waiting
@@ -31,6 +31,32 @@ class Terms(NamedTuple):
     """Contributions of requests that need several stages more."""
 
 
+class DeferredTerms:
+    """Terms that are made when somebody asks for them, as nobody does for most candidates."""
+
+    __slots__ = ("_make", "_terms")
+
+    def __init__(self, make: Callable[[], Terms]) -> None:
+        """Take what makes them, which must depend on nothing that changes later."""
+        self._make = make
+        self._terms: Terms | None = None
+
+    @property
+    def value(self) -> Terms:
+        """The terms."""
+        if self._terms is None:
+            self._terms = self._make()
+        return self._terms
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == other.value if isinstance(other, DeferredTerms) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 class Candidate(NamedTuple):
     """A shape with its cohort. The first four fields are the leading part of its rank."""
 
@@ -47,14 +73,18 @@ class Candidate(NamedTuple):
     padding: int
     following_index: int | None
     following_ms: float
-    following_lane: Lane | None
     prefill_row: int = -1
     """Place of a mixed graph's prompt row in the cohort; -1 for none."""
     is_mixed: bool = False
-    following_lanes: Sequence[Lane] = ()
+    following_lanes: LaterLanes | None = None
     """Everyone whom the following graph is expected to serve, its prompt row first."""
-    terms: Terms | None = None
+    parts: DeferredTerms | None = None
     """Given where the first graph is a prerequisite; other candidates follow from their lanes."""
+
+    @property
+    def terms(self) -> Terms | None:
+        """What its value consists of, where that does not follow from its lanes."""
+        return None if self.parts is None else self.parts.value
 
     @property
     def served(self) -> int:

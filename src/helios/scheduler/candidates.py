@@ -144,7 +144,6 @@ def _batch_candidates(
                 capacity - served,
                 None,
                 0.0,
-                None,
             )
         )
     return found

@@ -8,11 +8,12 @@ this stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from helios.scheduler.blocks import Candidate, Terms
+from helios.scheduler.blocks import Candidate, DeferredTerms, Terms
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.continuation import (
     Chains,
@@ -224,9 +225,13 @@ def _candidate(
         capacity - len(lanes) + sum(stage.idle.get(lane.request, 0) for lane in lanes),
         None,
         0.0,
-        None,
-        terms=Terms(
-            age=total - terminal - continuation, terminal=terminal, continuation=continuation
+        parts=DeferredTerms(
+            partial(
+                Terms,
+                age=total - terminal - continuation,
+                terminal=terminal,
+                continuation=continuation,
+            )
         ),
     )
 

@@ -22,6 +22,7 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
     """
     graph, served = candidate.graph_index, candidate.served
     if candidate.following_index is not None:
+        assert candidate.following_lanes is not None
         graph, served = candidate.following_index, len(candidate.following_lanes)
     smaller = geometry.smaller_shapes[graph]
     if not smaller or served > geometry.largest_smaller[graph]:
@@ -41,9 +42,12 @@ def is_dominated(geometry: Geometry, candidate: Candidate) -> bool:
 
 def _work_of(candidate: Candidate) -> tuple[Sequence[int], Sequence[Lane]]:
     """Return the target rows of the lanes that generate, and the lanes that consume a prompt."""
+    following = candidate.following_lanes
+    if following is not None:
+        return following.lengths, () if following.prompt is None else (following.prompt,)
     if isinstance(candidate.lanes, DeferredLanes):
         ceilings, prompt = candidate.lanes.ceilings, candidate.lanes.prompt
         return (ceilings, ()) if prompt is None else (ceilings[1:], (prompt,))
-    cohort = candidate.cohort if candidate.following_index is None else candidate.following_lanes
+    cohort = candidate.cohort
     lengths = [lane.output_ceiling for lane in cohort if not lane.prompt_tokens]
     return lengths, [lane for lane in cohort if lane.prompt_tokens]

@@ -102,7 +102,7 @@ class Generation:
                 # Not even one whole lane fits P: such a program serves nobody now.
                 self.rate[self._lanes == 0] = -np.inf
             return
-        self._columns: Integers = np.searchsorted(prompts.capacities, programs.prompt)
+        self._columns: Integers = scene.view.shapes.geometry.mixed_columns
         everyone: Flags = np.ones(prompts.extents.shape, dtype=bool)
         self._rows: Integers = best_prompts(prompts, everyone)[self._columns]
         self.served = self._lanes + 1
@@ -410,7 +410,6 @@ class Generation:
             capacity - used,
             None,
             0.0,
-            None,
             -1 if prompt is None else 0,
             bool(programs.prompt[entry]),
         )

@@ -129,7 +129,9 @@ class Geometry:
         "mixed",
         "mixed_by_capacity",
         "mixed_capacities",
+        "mixed_columns",
         "mixed_nested",
+        "mixed_places",
         "mixed_starts",
         "packed",
         "prompt",
@@ -152,10 +154,14 @@ class Geometry:
         """Programs whose cohort may consist of decoders alone."""
         self.proposes = self.generating.classes > 1
         """Some of them verify proposals, so that acceptance prices them."""
-        self.mixed = chosen(self.generating, self.generating.prompt > 0)
+        self.mixed_places: Integers = np.flatnonzero(self.generating.prompt > 0)
+        """Places of the mixed programs among these."""
+        self.mixed = chosen(self.generating, self.mixed_places)
         """Those of them that may also carry one prompt row."""
         self.mixed_capacities: Integers = np.unique(self.mixed.prompt)
         """Prompt capacities of the mixed programs, ascending."""
+        self.mixed_columns: Integers = self.mixed_capacities.searchsorted(self.mixed.prompt)
+        """Which of these each mixed program has."""
         order = self.mixed.prompt.argsort(kind="stable")
         self.mixed_by_capacity: Integers = self.mixed.graph[order]
         """Their graphs, those of the smallest prompt capacity first."""

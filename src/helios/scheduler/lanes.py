@@ -28,6 +28,49 @@ class Lanes(Protocol):
     def __getitem__(self, place: slice, /) -> Sequence[Lane]: ...
 
 
+class LaterLanes:
+    """Lanes of a following graph, the prompt row first; tuples are made when asked for."""
+
+    __slots__ = ("_lanes", "_make", "lengths", "prompt")
+
+    def __init__(
+        self, lengths: Sequence[int], prompt: Lane | None, make: Callable[[], Sequence[Lane]]
+    ) -> None:
+        """Take the output ceilings of its streams in any order, and what makes their lanes.
+
+        `make` must depend on nothing that changes later.
+        """
+        self.lengths = lengths
+        self.prompt = prompt
+        """None where its prompt row is empty, or where it has none."""
+        self._make = make
+        self._lanes: Sequence[Lane] | None = None
+
+    def all_lanes(self) -> Sequence[Lane]:
+        """Return the tuples."""
+        if self._lanes is None:
+            streams = self._make()
+            self._lanes = streams if self.prompt is None else [self.prompt, *streams]
+        return self._lanes
+
+    def __len__(self) -> int:
+        return len(self.lengths) + (self.prompt is not None)
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self.all_lanes())
+
+    def __getitem__(self, place: int, /) -> Lane:
+        return self.all_lanes()[place]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, LaterLanes) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.all_lanes())
+
+
 class DeferredLanes:
     """Lanes whose tuples are made when asked for; what a plan submits is at hand."""
 

@@ -10,12 +10,21 @@ orderings priced by their causal allocation, for every number of newly ready dec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from helios.scheduler.blocks import Candidate, Terms, rank_key, rate_of, rates_of
+from helios.scheduler.blocks import (
+    Candidate,
+    DeferredTerms,
+    Terms,
+    rank_key,
+    rate_of,
+    rates_of,
+)
 from helios.scheduler.geometry import Flags, Integers
+from helios.scheduler.lanes import LaterLanes
 from helios.scheduler.packing import Packing
 from helios.scheduler.requests import Request
 from helios.scheduler.roles import Roles
@@ -238,14 +247,13 @@ class Pairs:
         first, role = divmod(entry, len(self._roles.graph))
         scene, stage = self._scene, self._stage
         prompt = None if row is None else self._roles.prompt_lane(role, row)
-        streams = self._streams(role, choice.cohort)
         value = choice.value
         if prompt is not None and prompt.service != self._roles.constant[role]:
             value += prompt.service - float(self._roles.constant[role])
         side, sides, place = self._part(first)
         retired = int(retired_at(side, sides, choice.newly)[place, role])
         rows = self._first_lanes(first, role, choice, prompt, retired)
-        following = streams if prompt is None else [prompt, *streams]
+        following = self._following_lanes(role, choice.cohort, prompt)
         whole_ms = float(self._whole_ms[first, role])
         graph, following_graph = int(stage.graphs[first]), int(self._roles.graph[role])
         capacity = int(stage.rows[first])
@@ -264,15 +272,21 @@ class Pairs:
             + self._spare(role, choice.cohort, prompt),
             following_graph,
             float(scene.durations_ms[following_graph]),
-            following[0],
             following_lanes=following,
-            terms=self._terms(first, role, following, choice.cohort, retired),
+            parts=DeferredTerms(
+                partial(self._terms, first, role, following, choice.cohort, retired)
+            ),
         )
 
-    def _streams(self, role: int, cohort: Cohort) -> list[Lane]:
+    def _following_lanes(self, role: int, cohort: Cohort, prompt: Lane | None) -> LaterLanes:
         if not len(cohort.members):
-            return []
-        return lanes_of(self._scene.streams, self._packing.pricing(role), cohort)
+            return LaterLanes((), prompt, list)
+        pricing = self._packing.pricing(role)
+        ceilings = cohort.lengths
+        if pricing.by is not None:
+            ceilings = pricing.table.lengths[pricing.lane_class, cohort.members]
+        make = partial(lanes_of, self._scene.streams, pricing, cohort)
+        return LaterLanes(ceilings.tolist(), prompt, make)
 
     def _first_lanes(
         self, first: int, role: int, choice: Choice, prompt: Lane | None, retired: int
@@ -314,7 +328,7 @@ class Pairs:
         return capacity - used - (prompt.prompt_tokens if prompt is not None else 0)
 
     def _terms(
-        self, first: int, role: int, following: Sequence[Lane], cohort: Cohort, retired: int
+        self, first: int, role: int, following: LaterLanes, cohort: Cohort, retired: int
     ) -> Terms:
         stage, units = self._stage, self._units
         terminals = stage.terminals[:retired]

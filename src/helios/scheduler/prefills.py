@@ -107,7 +107,6 @@ class Prefills:
             lane.padding,
             None,
             0.0,
-            None,
         )
 
     def rivals(self, entry: int) -> list[Candidate]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helios.scheduler.catalog import GraphKind
-from helios.scheduler.geometry import Flags, Generating, Integers
+from helios.scheduler.geometry import Flags, Geometry, Integers
 from helios.scheduler.prompts import (
     PromptTable,
     advancing,
@@ -126,37 +126,27 @@ def roles_of(
     enables; `newly_decoders` tells whether it also enables decoders. None when nothing follows.
     """
     geometry = view.shapes.geometry
-    programs, mixed = geometry.generating, _mixed_places(geometry.generating)
+    programs = geometry.generating
     parts = []
     if newly_decoders:
         everything = np.arange(len(programs.graph))
         parts.append(_Part(programs.graph, everything, programs.batch, 1, 0, None))
-        parts += _beside(programs, mixed, geometry.mixed_capacities, ready, enabled=False)
-    parts += _beside(programs, mixed, geometry.mixed_capacities, newly, enabled=True)
+        parts += _beside(geometry, ready, enabled=False)
+    parts += _beside(geometry, newly, enabled=True)
     for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
         parts += _prefills(view, kind, newly)
     parts = [part for part in parts if len(part.graph)]
     return _joined(parts) if parts else None
 
 
-def _mixed_places(programs: Generating) -> Integers:
-    return np.flatnonzero(programs.prompt > 0)
-
-
-def _beside(
-    programs: Generating,
-    mixed: Integers,
-    capacities: Integers,
-    prompts: Sequence[Prompt],
-    *,
-    enabled: bool,
-) -> list[_Part]:
+def _beside(geometry: Geometry, prompts: Sequence[Prompt], *, enabled: bool) -> list[_Part]:
     """Return the mixed graphs with the best of `prompts` in their prompt row."""
+    mixed, programs = geometry.mixed_places, geometry.generating
     plain = [p for p in prompts if prefill_kind(p.request) is GraphKind.PREFILL]
     if not plain or not len(mixed):
         return []
-    table = prompt_table(plain, capacities)
-    column = np.searchsorted(capacities, programs.prompt[mixed])
+    table = prompt_table(plain, geometry.mixed_capacities)
+    column = geometry.mixed_columns
     everyone = np.ones(table.extents.shape, dtype=bool)
     row = best_prompts(table, everyone)[column]
     usable = row >= 0

@@ -379,7 +379,6 @@ class Screening:
             capacity - int(lengths.sum()),
             None,
             0.0,
-            None,
             -1,
             bool(programs.prompt[place]),
         )
@@ -413,7 +412,6 @@ class Screening:
             self._padding(place),
             None,
             0.0,
-            None,
             -1,
             bool(programs.prompt[place]),
         )
