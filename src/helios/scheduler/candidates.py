@@ -19,7 +19,7 @@ from helios.scheduler.prompts import prompt_table
 from helios.scheduler.scene import Scene, scene_of
 from helios.scheduler.stages import prefill_kind
 from helios.scheduler.streams import streams_of
-from helios.scheduler.utility import Lane, Prompt, Units, View, prompts_of, terminal_lanes
+from helios.scheduler.utility import Lane, Prompt, Units, View, prompts_of, retirable_lanes
 from helios.scheduler.waiting import Waiting, near_objective
 
 __all__ = ["Candidate", "rate_of", "single_candidates", "waiting_of"]
@@ -60,11 +60,9 @@ def terminal_blocks(
     """Return the block of retirement, without its redundant shapes; `padded` keeps these too."""
     if all(request.transfer_row >= 0 for request in view.terminals):
         return []
-    interval = view.terminal_interval_ms()
+    _, lanes, slope = retirable_lanes(view, units)
     # A state that is to be kept needs a snapshot: retirement without one would lose it.
-    lanes = terminal_lanes(view, units, interval)
     lanes = [lane for lane in lanes if lane.request.transfer_row < 0]
-    slope = units.terminal_age * (interval or 0.0)
     terminal = GraphKind.TERMINAL
     return [Listed(_batch_candidates(view, terminal, lanes, slope, waiting, padded=padded))]
 

@@ -28,7 +28,7 @@ from helios.scheduler.scene import Scene, scene_of
 from helios.scheduler.shapes import Shape
 from helios.scheduler.stages import STAGE_KINDS
 from helios.scheduler.streams import streams_of
-from helios.scheduler.utility import Lane, Units, View, prompts_of, terminal_lanes
+from helios.scheduler.utility import Lane, Units, View, prompts_of, retirable_lanes
 
 
 def preparing_blocks(scene: Scene, units: Units, *, padded: bool = False) -> list[Block]:
@@ -60,8 +60,8 @@ def _retirable(view: View, units: Units, kind: GraphKind) -> tuple[list[Lane], f
     """Return the terminal lanes that graphs of a kind may retire, with their age slope."""
     if kind is not GraphKind.SNAPSHOT or not view.terminals:
         return [], 0.0
-    interval = view.terminal_interval_ms()
-    return terminal_lanes(view, units, interval), units.terminal_age * (interval or 0.0)
+    _, lanes, slope = retirable_lanes(view, units)
+    return lanes, slope
 
 
 def _stages(

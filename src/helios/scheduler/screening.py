@@ -186,14 +186,20 @@ class Screening:
 
     def _settled(self, left: Integers, best: float) -> tuple[float, Integers]:
         """Return the best score and who else may have it, once whoever can be is scored exactly."""
+        if len(left) > MOST_SHARED:
+            return best, left
         still = []
-        for place in left.tolist():
-            shared = self._share(place) if len(left) <= MOST_SHARED else None
+        # The most promising first: what it scores rules most of the others out.
+        for place in left[(-self._scores[left]).argsort()].tolist():
+            if self._shared and self._is_beaten(place, best):
+                continue
+            shared = self._share(place)
             if shared is None:
                 still.append(place)
                 continue
             self._shared[place] = shared
             best = max(best, shared.score)
+        still.sort()
         return best, np.array(still, dtype=np.int64)
 
     def _leader(self, best: float, free: list[int]) -> Candidate | None:

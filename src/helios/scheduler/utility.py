@@ -93,6 +93,7 @@ class View:
         "prompt_class",
         "prompt_costs",
         "prompt_prices",
+        "retirable",
         "roster",
         "shapes",
         "start_ns",
@@ -159,6 +160,8 @@ class View:
         """What they claim together."""
         self.terminals: list[Request] = []
         self.terminal_ages_ms: list[float] = []
+        self.retirable: Retirable | None = None
+        """What `retirable_lanes` has found for one decision."""
 
     def optimistic(self) -> View:
         """Return the same view with acceptance as good as it may still be, without yields."""
@@ -332,9 +335,27 @@ class Lane(NamedTuple):
     """Output tokens that the value expects."""
 
 
-def terminal_lanes(view: View, units: Units, interval_ms: float | None) -> list[Lane]:
-    """Return the lanes of the requests that wait for retirement, most valuable first."""
-    age_unit = units.terminal_age * (interval_ms or 0.0)
+class Retirable(NamedTuple):
+    """The requests that wait for retirement."""
+
+    units: Units
+    """Of the decision that prices them."""
+    lanes: list[Lane]
+    """The most valuable first."""
+    slope: float
+    """Age credit of each per ms of the graph that retires it."""
+
+
+def retirable_lanes(view: View, units: Units) -> Retirable:
+    """Return the lanes of the requests that wait for retirement; one decision makes them once."""
+    found = view.retirable
+    if found is None or found.units is not units:
+        slope = units.terminal_age * (view.terminal_interval_ms() or 0.0)
+        found = view.retirable = Retirable(units, _terminal_lanes(view, units, slope), slope)
+    return found
+
+
+def _terminal_lanes(view: View, units: Units, age_unit: float) -> list[Lane]:
     lanes = []
     for request, age_ms in zip(view.terminals, view.terminal_ages_ms, strict=True):
         age = age_unit * age_ms
