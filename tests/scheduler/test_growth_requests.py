@@ -16,8 +16,10 @@ from helios.scheduler import (
     RequestSpec,
     SpeculationConfig,
     StalePlanError,
+    paging,
 )
 from helios.scheduler.requests import Request
+from helios.scheduler.state import State
 from tests.support.catalogs import Recipe, modelled, recipe
 from tests.support.checkers import Checker
 from tests.support.device import Always, Chance
@@ -87,6 +89,34 @@ def test_a_request_is_seated_with_its_first_chunk_and_grows_by_frames() -> None:
             world.finish_frame()
     run_and_check(world)
     assert world.scheduler.usage().preemptions == 0
+
+
+@pytest.mark.parametrize(("pages", "extent"), [(12, 0), (21, 3), (40, 3), (90, 0)])
+def test_a_budget_that_cuts_nobody_is_the_whole_budget(
+    pages: int, extent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reach, promised pages and evictions of the short way, each drawn again the long way (6.3)."""
+    ways = []
+
+    def drawn_twice(state: State) -> bool:
+        is_plenty = short_way(state)
+        ways.append(is_plenty)
+        if is_plenty:
+            found = [request.reach for request in state.table.resident]
+            promised, free = state.growth_pages, state.pool.pages_free
+            assert not paging._draw(state)
+            assert [request.reach for request in state.table.resident] == found
+            assert (state.growth_pages, state.pool.pages_free) == (promised, free)
+        return is_plenty
+
+    short_way = paging._draw_plenty
+    monkeypatch.setattr(paging, "_draw_plenty", drawn_twice)
+    world = growing(pages=pages, draft_extent_tokens=extent)
+    for place, name in enumerate("abcdef"):
+        world.admit(name, 5 + 9 * place, 30 - place)
+    run_and_check(world)
+    assert True in ways
+    assert (False in ways) is (pages < 40)
 
 
 def test_more_requests_run_than_whole_reservation_admits() -> None:

@@ -354,12 +354,7 @@ class EngineCore:
 
     def _requests_of(self, plan: ScheduledPlan) -> tuple[LiveRequest, ...]:
         """Return the live request of every lane; the plan was made from live requests only."""
-        requests = []
-        for step in plan.steps:
-            request = self._roster.with_handle(step.handle)
-            assert request is not None, f"the plan serves {step.handle}, which is not live"
-            requests.append(request)
-        return tuple(requests)
+        return self._roster.with_handles([step.handle for step in plan.steps])
 
     def _on_submitted(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from helios.engine.requests import LiveRequest
@@ -90,6 +91,10 @@ class Roster:
     def with_handle(self, handle: RequestHandle) -> LiveRequest | None:
         """Return the live request of a handle."""
         return self._by_handle.get(handle)
+
+    def with_handles(self, handles: Iterable[RequestHandle]) -> tuple[LiveRequest, ...]:
+        """Return the live requests of handles, in order. Raises KeyError for one that is not."""
+        return tuple(map(self._by_handle.__getitem__, handles))
 
     def all(self) -> tuple[LiveRequest, ...]:
         """Return every live request in arrival order."""

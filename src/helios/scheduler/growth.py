@@ -70,12 +70,7 @@ def budget_of(
     left, wanted = available, 0
     tokens = []
     for lane in generating:
-        position, pages, _, most, _ = lane
-        if position + most + extent <= pages * page_size:
-            # Nearly all of them, nearly always: what they hold is enough.
-            tokens.append(most)
-            continue
-        for reach in (most, lane.least):
+        for reach in (lane.most, lane.least):
             needed = pages_to_add(reach, lane, page_size, extent)
             if needed <= left:
                 left -= needed

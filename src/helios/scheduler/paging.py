@@ -11,7 +11,6 @@ are those of docs/design/scheduling-runtime.md section 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from helios.scheduler.capture import give_back, keep_retired, publish_armed
 from helios.scheduler.checkpoints import Checkpoint
@@ -28,22 +27,61 @@ from helios.scheduler.stages import BINDING_KINDS
 from helios.scheduler.standing import Standing
 from helios.scheduler.state import NO_VERSION, State
 
-_NEW_LANE = partial(tuple.__new__, Lane)
-"""Makes a lane of all its fields; the generated constructor takes twice as long."""
-
 # The budget ---------------------------------------------------------------------------------------
 
 
 def redraw(state: State) -> None:
     """Set how far each resident may grow now; preempt one when somebody cannot grow at all."""
-    while state.pool.config.page_growth and _draw(state):
+    if not state.pool.config.page_growth or _draw_plenty(state):
+        return
+    while _draw(state):
         pass
+
+
+def _draw_plenty(state: State) -> bool:
+    """Draw the budget where pages are left for all that everybody needs; False where they are not.
+
+    Nobody is cut then, so no order matters: it says what `_draw` says. It is the usual case, looked
+    at two or three times per frame.
+    """
+    config = state.pool.config
+    size, extent, widest = config.page_size_tokens, config.draft_extent_tokens, state.widest_lane
+    decode = Phase.DECODE
+    used = promised = prompt_pages = 0
+    for request in state.table.resident:
+        if request.phase is decode and not request.is_leaving:
+            queued = request.queued_tokens
+            left = request.max_output - request.output_count - queued
+            if left > 0:
+                request.reach = reach = widest if widest < left else left
+                room = len(request.pages) * size - extent - request.position_after(queued)
+                if room < reach:
+                    used -= (room - reach) // size
+                    promised += max(0, -((room - 1) // size))
+        elif request.phase < decode and not request.is_leaving:
+            lane = _prompt_lane(state, request)
+            if lane.whole < lane.most:
+                return False
+            request.reach = lane.most
+            promised += pages_to_add(lane.whole, lane, size, extent)
+            prompt_pages = max(prompt_pages, pages_to_add(lane.most, lane, size, extent))
+    if used + promised > state.pool.pages_available:
+        return False
+    state.store.make_room(used + prompt_pages)
+    state.growth_pages = promised
+    _void_standing(state)
+    return True
+
+
+def _void_standing(state: State) -> None:
+    """Let the next standing be made anew; it takes over what holds for the same decoders."""
+    state.memo = (NO_VERSION, state.memo[1])
 
 
 def _draw(state: State) -> bool:
     """Draw the budget once; return whether somebody was preempted, so that it is void."""
     generating, prompts, is_waiting = _by_need(state)
-    lanes = _generating_lanes(state, generating)
+    lanes = [_generating_lane(state, request) for request in generating]
     prompt_lanes = [_prompt_lane(state, request) for request in prompts]
     config, pool = state.pool.config, state.pool
     budget = budget_of(
@@ -58,8 +96,7 @@ def _draw(state: State) -> bool:
     running = [*generating, *prompts]
     for request, tokens in zip(running, budget.tokens, strict=True):
         request.reach = tokens
-    # Void, but for what the next standing takes over where the same decoders are ready.
-    state.memo = (NO_VERSION, state.memo[1])
+    _void_standing(state)
     if not budget.pages_wanted or is_waiting:
         return False
     _preempt_one(state, running)
@@ -89,15 +126,10 @@ def _least_recently_served(request: Request) -> tuple[int, int]:
     return (request.last_used, request.arrival)
 
 
-def _generating_lanes(state: State, requests: Sequence[Request]) -> list[Lane]:
-    lanes, widest = [], state.widest_lane
-    for request in requests:
-        queued = request.queued_tokens
-        left = request.max_output - request.output_count - queued
-        most = widest if widest < left else left
-        position = request.position_after(queued)
-        lanes.append(_NEW_LANE((position, len(request.pages), 1, most, 0)))
-    return lanes
+def _generating_lane(state: State, request: Request) -> Lane:
+    position = request.position_after(request.queued_tokens)
+    left = request.max_output - request.output_count - request.queued_tokens
+    return Lane(position, len(request.pages), 1, min(state.widest_lane, left))
 
 
 def _prompt_lane(state: State, request: Request) -> Lane:
@@ -113,14 +145,13 @@ def _prompt_lane(state: State, request: Request) -> Lane:
 
 def _promised_pages(state: State, lanes: Sequence[Lane]) -> int:
     """Return the pages that no newcomer may have: all of every prompt, a step of the others."""
-    config, total = state.pool.config, 0
-    size, extent = config.page_size_tokens, config.draft_extent_tokens
-    for lane in lanes:
-        position, pages, least, _, whole = lane
-        tokens = whole if whole > least else least
-        if position + tokens + extent > pages * size:
-            total += pages_to_add(tokens, lane, size, extent)
-    return total
+    config = state.pool.config
+    return sum(
+        pages_to_add(
+            max(lane.least, lane.whole), lane, config.page_size_tokens, config.draft_extent_tokens
+        )
+        for lane in lanes
+    )
 
 
 # Seating ------------------------------------------------------------------------------------------
@@ -172,11 +203,12 @@ def leave_row(state: State, request: Request) -> None:
 
 def _added(state: State, step: ScheduledStep, held: int) -> int:
     config = state.pool.config
+    size, extent = config.page_size_tokens, config.draft_extent_tokens
     tokens = max(step.prompt_tokens, step.output_ceiling)
-    if not tokens:
+    if not tokens or step.position + tokens + extent <= held * size:
+        # Nearly every lane: what it holds is enough.
         return 0
-    lane = Lane(step.position, held, tokens, tokens)
-    return pages_to_add(tokens, lane, config.page_size_tokens, config.draft_extent_tokens)
+    return pages_to_add(tokens, Lane(step.position, held, tokens, tokens), size, extent)
 
 
 def with_pages(state: State, steps: tuple[ScheduledStep, ...]) -> tuple[ScheduledStep, ...]:
@@ -216,6 +248,8 @@ def take_pages(state: State, plan: ScheduledPlan, requests: Sequence[Request]) -
     if not state.pool.config.page_growth:
         return
     for step, request in zip(plan.steps, requests, strict=True):
+        if step.pages is request.pages:
+            continue
         held = len(request.pages)
         if len(step.pages) > held:
             added: Pages = state.pool.take_pages(len(step.pages) - held)
