@@ -46,6 +46,7 @@ class ObservedCore:
         self.usage = core.usage
         self.checkpoint_stats = core.checkpoint_stats
         self.exploration = core.exploration
+        self.calibration = core.calibration
 
     @property
     def resources(self) -> ResourceConfig:

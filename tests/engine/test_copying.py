@@ -19,6 +19,7 @@ from helios.scheduler import DecodeMode, Fence, ProposalSource, SpeculationConfi
 from tests.engine.folding import COPY_ROUNDS, FoldingModel, expected_output
 from tests.engine.test_every_kind import assert_all_back, check_whole, prompt_of
 from tests.engine.world import World, request
+from tests.runtime.counting import EOS
 
 
 def slow_lookup(tokens: Sequence[int], depth: int, size: int) -> tuple[int, ...]:
@@ -259,3 +260,36 @@ def test_a_wait_for_feedback_is_what_exceeds_the_usual_gap() -> None:
     for _ in range(9):
         waits.wait_ns(flight(steps, runs_ahead=True), 850)
     assert waits.wait_ns(flight(copies), 900) == 50
+
+
+class OnlyEnds:
+    """Proposes the end of the text, always, as far as there is room."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        assert tokens
+
+    def propose(self) -> Sequence[int]:
+        return (EOS,) * 3
+
+
+def test_proposals_of_nothing_but_end_tokens_end_no_answer_early() -> None:
+    """They are accepted only where the model ends anyway, and nothing behind them is committed."""
+    world = World(
+        model=FoldingModel(COPY_ROUNDS),
+        speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+        copies=lambda request_id, prompt: OnlyEnds(),
+    )
+    prompts = {f"e{index}": prompt_of(f"e{index}", 7) for index in range(9)}
+    for name, prompt in prompts.items():
+        world.core.handle(request(name, prompt=prompt, max_output_tokens=80))
+    world.run()
+    for name, prompt in prompts.items():
+        check_whole(world, name, prompt, 80)
+    stats = world.stats()
+    offered = stats.counters["flare_speculative_offered_tokens_total"]
+    accepted = stats.counters["flare_speculative_accepted_tokens_total"]
+    assert offered > 10 * accepted
+    error = stats.labelled_gauges["flare_speculative_calibration_error"]
+    assert set(error) >= {'source="copy",depth="1"'}
+    assert sum(stats.labelled_counters["flare_speculative_program_padding_rows_total"].values()) > 0
+    assert_all_back(world)

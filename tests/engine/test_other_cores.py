@@ -10,6 +10,7 @@ from helios.engine.core import EngineCore, StepOutcome
 from helios.engine.messages import Cancel, Delta, EngineEvent, Finished, Stats, StatsRequest
 from helios.engine.ports import DecisionCore, Frame, FrameResult, LaneOutput, Sidecar
 from helios.scheduler import (
+    CalibrationReport,
     CandidateScore,
     CheckpointStats,
     CompletionRecord,
@@ -143,6 +144,9 @@ class InOrder:
 
     def exploration(self) -> Mapping[SelectionReason, ExplorationAccount]:
         return {}
+
+    def calibration(self) -> CalibrationReport:
+        return CalibrationReport((), (), ())
 
 
 class Letters:

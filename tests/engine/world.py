@@ -10,6 +10,7 @@ import numpy as np
 
 from helios.engine.admission import AdmissionRules
 from helios.engine.core import EngineCore, StepOutcome
+from helios.engine.grammar import GrammarFactory
 from helios.engine.messages import (
     Delta,
     EngineEvent,
@@ -22,11 +23,13 @@ from helios.engine.messages import (
 from helios.engine.ports import (
     Copying,
     CopySource,
+    DecisionCore,
     DetokenizerFactory,
     Frame,
     FrameResult,
     LaneOutput,
 )
+from helios.engine.queued_masks import bind_masks
 from helios.engine.trace import TraceRecord
 from helios.scheduler import GraphKind, PolicyConfig, Scheduler, SpeculationConfig
 from tests.engine.folding import FoldingModel
@@ -59,6 +62,7 @@ class SimulatedExecutor:
         self._frames: deque[tuple[Frame, int]] = deque()
         self._free_ns = 0
         self.submitted: list[Frame] = []
+        self._front: tuple[Frame | None, tuple[LaneOutput, ...]] = (None, ())
         self.durations_ns: dict[str, int] = {}
         self.failing: dict[str, str] = {}
         """Graph name -> error of its next executions."""
@@ -95,12 +99,14 @@ class SimulatedExecutor:
             self.on_void(frame)
         if error is None:
             try:
+                frame = bind_masks(frame, *self._front)
                 program.load(frame)
                 program.replay()
                 lanes = program.read(frame)
             except self.faults as fault:
                 error = str(fault)
         lanes = self.garbled.get(name, lanes)
+        self._front = (frame, lanes)
         gap_ns = started_ns - self._free_ns if self._free_ns else 0
         self._free_ns = finish_ns
         return FrameResult(
@@ -136,6 +142,8 @@ class World:
         traced: bool = False,
         speculation: SpeculationConfig | None = None,
         copies: Callable[[str, np.ndarray], CopySource] | None = None,
+        grammars: GrammarFactory | None = None,
+        wrap: Callable[[Scheduler], DecisionCore] = lambda scheduler: scheduler,
     ) -> None:
         self.model: Model = model or CountingModel()
         self.clock = VirtualClock()
@@ -155,7 +163,7 @@ class World:
             speculation=speculation,
         )
         self.core = EngineCore(
-            scheduler=self.scheduler,
+            scheduler=wrap(self.scheduler),
             executor=self.executor,
             clock=self.clock,
             sink=self,
@@ -165,6 +173,7 @@ class World:
             ),
             trace=self if traced else None,
             copying=Copying(copies, self.scheduler.supply_copies) if copies else None,
+            grammars=grammars,
         )
 
     def emit(self, events: Sequence[EngineEvent]) -> None:

@@ -355,6 +355,26 @@ def test_required_and_named_calls_are_calls_with_valid_arguments(server, stream)
             assert json.loads(arguments) == {}
 
 
+def test_with_a_format_an_answer_is_a_valid_text_or_valid_calls(server):
+    """A random model begins with either; what it begins is what it keeps to."""
+    kinds = set()
+    for seed in range(10):
+        answer = server.chat(
+            tools=[WEATHER], response_format=schema_format(PERSON), seed=seed, temperature=2.0
+        )
+        (choice,) = answer.choices
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            assert choice.message.content is None
+            for call in choice.message.tool_calls:
+                arguments = json.loads(call.function.arguments)
+                jsonschema.validate(arguments, WEATHER["function"]["parameters"])
+        elif choice.finish_reason == "stop":
+            assert choice.message.tool_calls is None
+            jsonschema.validate(json.loads(choice.message.content), PERSON)
+    assert {"tool_calls", "stop"} <= kinds
+
+
 def test_a_call_that_the_token_limit_cuts_says_length(server):
     answer = server.chat(tools=[WEATHER], tool_choice="required", max_tokens=60, seed=1)
     (choice,) = answer.choices

@@ -39,13 +39,15 @@ def reading(
     """Read what the server itself would print."""
     name = "flare_delivery_gap_seconds"
     grown = {"flare_scheduler_commits_total": 10 * at_s, **(counters or {})}
+    shown = {
+        key: {label: float(value) for label, value in values.items()}
+        for key, values in (labelled or {}).items()
+    }
     stats = Stats(
         gauges={key: float(value) for key, value in QUIET.items()},
         counters={key: float(value) for key, value in grown.items()},
-        labelled_counters={
-            key: {label: float(value) for label, value in values.items()}
-            for key, values in (labelled or {}).items()
-        },
+        labelled_counters={key: value for key, value in shown.items() if key.endswith("_total")},
+        labelled_gauges={key: value for key, value in shown.items() if not key.endswith("_total")},
         histograms={name: HistogramState(bounds=(0.01, 0.02), counts=gaps, total=1.0)},
     )
     return read_metrics(render_metrics(stats, engine_restarts=1), at_s)
@@ -183,6 +185,24 @@ def test_speculation_and_prefixes_are_shown_where_they_are() -> None:
                 "flare_checkpoint_hits_total": 4,
                 "flare_checkpoint_restored_tokens_total": 4096,
             },
+            labelled={
+                "flare_speculative_depth_offered_total": {
+                    'source="copy",depth="1"': 20,
+                    'source="copy",depth="10"': 10,
+                    'source="learned",depth="1"': 30,
+                },
+                "flare_speculative_depth_accepted_total": {
+                    'source="copy",depth="1"': 15,
+                    'source="learned",depth="1"': 15,
+                },
+                "flare_speculative_calibration_error": {
+                    'source="copy",depth="1"': -0.08,
+                    'source="copy",depth="10"': 0.03,
+                },
+                "flare_speculative_program_padding_rows_total": {
+                    'graph="speculative-b4-d3-w4-copy"': 13
+                },
+            },
         ),
     )
     assert got.speculation is not None
@@ -192,6 +212,9 @@ def test_speculation_and_prefixes_are_shown_where_they_are() -> None:
     assert (
         "10.0 rounds/s, 80 proposed, 60 offered, 30 accepted (50% of offered), 2.50 tokens" in text
     )
+    assert "copy by depth 1: 75%, 10: 0%; estimates off by at most 8%" in text
+    assert "learned by depth 1: 50%" in text
+    assert "1.3 rows of padding each" in text
     assert "4 hits, 0 misses, 4,096 tokens saved" in text
 
 

@@ -37,6 +37,7 @@ CONTEXT = 128
 PAGE = 16
 ROWS = 4
 PAGES = 24
+MASK_WORDS = -(-VOCABULARY // 32)
 
 
 def text_of(token: int) -> str:
@@ -106,6 +107,16 @@ def logprobs_of(token: int, alternatives: int) -> TokenLogprobs:
     )
 
 
+def allowed_token(lane: FrameLane, token: int) -> int:
+    """Return the token, or the next one that the lane's mask allows."""
+    if lane.masks is None:
+        return token
+    assert lane.masks.shape == (1, MASK_WORDS)
+    bits = np.unpackbits(lane.masks[0].view(np.uint8), bitorder="little")
+    allowed = np.flatnonzero(bits)
+    return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
+
+
 class CountingProgram:
     """One program of any kind over the shared rows."""
 
@@ -163,7 +174,7 @@ class CountingProgram:
         output = LaneOutput()
         if lane.is_final_chunk:
             assert lane.next_prompt_token_id == -1
-            output = rows.emit(row, (int(tokens[-1]) + 1) % VOCABULARY)
+            output = rows.emit(row, allowed_token(lane, (int(tokens[-1]) + 1) % VOCABULARY))
         if self._descriptor.kind is GraphKind.SCORED_PREFILL:
             sampling = rows.sampling[row]
             assert sampling is not None
@@ -180,7 +191,7 @@ class CountingProgram:
         assert lane.position == rows.cached[row]
         assert rows.cached[row] < len(lane.pages) * PAGE
         rows.cached[row] += 1
-        return rows.emit(row, int(rows.pending[row] + 1) % VOCABULARY)
+        return rows.emit(row, allowed_token(lane, int(rows.pending[row] + 1) % VOCABULARY))
 
     def _retire(self, lane: FrameLane) -> LaneOutput:
         rows, row = self._rows, lane.row

@@ -55,7 +55,7 @@ def allowed(mask: np.ndarray) -> set[int]:
 def test_masks_allow_what_may_follow_and_the_end_only_where_the_text_may_end():
     output = opened("ab?c*")
     assert allowed(output.masks(())[0]) == {ord("a")}
-    assert output.take(b"a") == 1
+    assert output.take(b"a", at=0) == 1
     assert allowed(output.masks(())[0]) == {ord("b"), ord("c"), END}
     assert not output.is_complete
 
@@ -84,20 +84,20 @@ def test_each_row_has_the_mask_behind_its_proposals_and_the_state_stays():
     assert [allowed(mask) for mask in masks] == rows
     for _ in range(3):
         assert np.array_equal(output.masks(list(b"abcd")), masks)
-    assert output.take(b"ab") == 2
+    assert output.take(b"ab", at=0) == 2
     assert np.array_equal(output.masks(list(b"cd")), masks[2:])
 
 
 def test_the_end_is_where_nothing_may_follow():
     output = opened("abcd|abx")
-    assert output.take([*b"abx", END]) == 3
+    assert output.take([*b"abx", END], at=0) == 3
     assert output.is_complete
-    assert output.take(b"more") == 0
+    assert output.take(b"more", at=3) == 0
 
 
 def test_ignoring_the_end_token_leaves_it_only_where_nothing_else_may_come():
     output = opened("ab*", ignores_end=True)
-    output.take(b"a")
+    output.take(b"a", at=0)
     assert allowed(output.masks(())[0]) == {ord("b")}
     ended = opened("ab", ignores_end=True)
     assert allowed(ended.masks(list(b"ab"))[2]) == {END}
@@ -105,12 +105,12 @@ def test_ignoring_the_end_token_leaves_it_only_where_nothing_else_may_come():
 
 def test_a_token_that_no_mask_allowed_is_a_fault():
     with pytest.raises(GrammarError, match="not what the grammar allows"):
-        opened("abc").take(b"ax")
+        opened("abc").take(b"ax", at=0)
 
 
 def test_requests_with_one_grammar_do_not_share_their_place_in_it():
     first, second = opened("abc"), opened("abc")
-    first.take(b"ab")
+    first.take(b"ab", at=0)
     assert allowed(second.masks(())[0]) == {ord("a")}
     assert allowed(first.masks(())[0]) == {ord("c")}
 
@@ -212,3 +212,76 @@ def test_a_model_that_cannot_be_constrained_refuses_each_request_with_the_reason
     with pytest.raises(GrammarError, match="cannot be constrained"):
         thread(GrammarMessage(kind="regex", text="ab", param="x"), ignores_end=False)
     thread.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "whole"),
+    [
+        ("json_schema", '{"type":"object","properties":{"a":{"type":"null"}}}', b'{"a": null}'),
+        ("regex", "\\d+/x", b"12/x"),
+    ],
+)
+def test_either_a_text_of_a_format_or_calls(kind, text, whole):
+    calls = 'calls: call ("\\n" call)*\ncall: "<call>" a\na: %json {"type": "boolean"}\n'
+    either = json.dumps({"kind": kind, "text": text, "calls": calls})
+    called = opened(either, "either")
+    assert allowed(called.masks(())[0]) >= {ord("<"), whole[0]}
+    assert called.admitted(b"<call>true\n<call>false") == 22
+    assert called.admitted(b"<call>truer") == 10
+    assert called.admitted(whole) == len(whole)
+    assert called.admitted(whole + b"<") <= len(whole)
+    called.take(b"<call>true", at=0)
+    assert END in allowed(called.masks(())[0])
+
+
+def test_what_one_thread_took_is_not_taken_again_by_the_other():
+    """A queued frame's mask takes the tokens of the frame in front before they are committed."""
+    output = opened("abc(de|x)f*")
+    masks = output.mask_after(b"ab", at=0)
+    assert [allowed(mask) for mask in masks] == [{ord("c")}]
+    assert output.take(b"ab", at=0) == 2
+    assert output.take(b"c", at=2) == 1
+    assert allowed(output.mask_after(b"cd", at=2)[0]) == {ord("e")}
+    assert output.take(b"d", at=3) == 1
+    assert allowed(output.masks(())[0]) == {ord("e")}
+
+
+def test_behind_a_whole_text_there_is_no_mask_and_its_end_is_found_again():
+    output = opened("abc")
+    output.take(b"a", at=0)
+    assert output.mask_after([*b"bc", END], at=1) is None
+    assert output.is_complete
+    assert output.take([*b"bc", END], at=1) == 2
+
+
+def test_a_fault_behind_a_queued_frame_is_told_where_its_tokens_are_committed():
+    output = opened("abc")
+    assert output.mask_after(b"ax", at=0) is None
+    with pytest.raises(GrammarError, match="not what the grammar allows"):
+        output.take(b"ax", at=0)
+
+
+def test_a_text_that_must_come_is_forced():
+    """By the usual spelling while the output keeps to it, then by what any spelling must have."""
+    schema = {"type": "object", "properties": {"name": {"enum": ["nought", "nothing"]}}}
+    message = json.dumps({**schema, "required": ["name"], "additionalProperties": False})
+    output = opened(message, "json_schema")
+    assert bytes(output.forced(99)).startswith(b'{"name": "no')
+    assert bytes(output.forced(2)) == b'{"'
+    output.take(b'{"name": "not', at=0)
+    assert output.admitted(output.forced(9)) == len(output.forced(9)) > 0
+    assert bytes(output.forced(9)).startswith(b'hing"')
+    masks = [allowed(mask) for mask in output.masks(output.forced(3))]
+    assert masks == [{ord("h")}, {ord("i")}, {ord("n")}, {ord("g")}]
+    wide = opened(message, "json_schema")
+    wide.take(b'{\n  "', at=0)
+    assert bytes(wide.forced(9)).startswith(b"nam")
+    wide.take(b'name" ', at=5)
+    assert bytes(wide.forced(9)) == b":"
+
+
+def test_an_end_token_is_never_forced():
+    output = opened("ab")
+    assert bytes(output.forced(5)) == b"ab"
+    output.take(b"ab", at=0)
+    assert output.forced(5) == ()

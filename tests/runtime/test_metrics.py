@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helios.engine.stats import EngineStats, Usage
 from helios.runtime.metrics import HELP, render_metrics
+from helios.scheduler import CalibrationEntry, CalibrationReport
 from tests.engine.world import World, request
 
 IDLE = World()
@@ -65,6 +66,7 @@ def test_buckets_contain_all_below_them() -> None:
 def test_every_metric_is_explained_and_every_explanation_is_used() -> None:
     stats = EngineStats().snapshot(USAGE)
     exported = {*stats.gauges, *stats.counters, *stats.labelled_counters, *stats.histograms}
+    exported |= set(stats.labelled_gauges)
     exported |= {"flare_engine_up", "flare_engine_restarts_total"}
     assert exported == set(HELP)
 
@@ -80,3 +82,16 @@ def test_gauges_of_a_snapshot() -> None:
     assert gauges["flare_pages_used"] == 3
     assert gauges["flare_requests_waiting"] == 1
     assert gauges["flare_program_time_share"] == 0
+
+
+def test_calibration_is_exported_by_source_and_depth() -> None:
+    entry = CalibrationEntry(
+        depth=2, observations=40, predicted=0.5, accepted=0.75, squared_error=1.0
+    )
+    usage = dataclasses.replace(USAGE, calibration=CalibrationReport((), (entry,), ()))
+    lines = render_metrics(EngineStats().snapshot(usage)).splitlines()
+    label = 'source="copy",depth="2"'
+    assert f"flare_speculative_calibration_observations_total{{{label}}} 40" in lines
+    assert f"flare_speculative_calibration_error{{{label}}} -0.25" in lines
+    assert "# TYPE flare_speculative_calibration_error gauge" in lines
+    assert f"flare_speculative_calibration_squared_error{{{label}}} 1" in lines

@@ -158,9 +158,12 @@ def test_bodies_that_are_no_request(server, body, status, fragment):
             'names "g", which is none of the tools',
         ),
         (
-            {"tools": [TOOL], "response_format": {"type": "json_object"}},
+            {
+                "tools": [TOOL],
+                "response_format": {"type": "choice", "choice": ["no", "a <tool_call>"]},
+            },
             "response_format",
-            "cannot have a format as well",
+            "may hold <tool_call>, with which calls of the tools begin",
         ),
         (
             {"messages": [{"role": "user", "content": "", "tool_calls": [CALL]}]},

@@ -48,8 +48,8 @@ ANSWERS = {
 }
 
 
-def read(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    parser = ToolCallParser(["get_weather", "get_time"])
+def read(pieces: list[str], *, from_start: bool = False) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolCallParser(["get_weather", "get_time"], from_start=from_start)
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     content, names, arguments = "", [], []
     for part in parts:
@@ -79,6 +79,23 @@ def test_no_text_breaks_the_reader(text):
     content, calls = read(list(text))
     assert (content, calls) == read([text])
     assert calls or content == text
+
+
+FORMATTED = {
+    **{text: ANSWERS[text] for text in (CALL, "<tool_call>no json</tool_call>")},
+    f"{CALL}\n{SECOND}": ("", [("get_weather", ARGUMENTS), ("get_time", "{}")]),
+    json.dumps({"a": CALL, "b": 1}): (json.dumps({"a": CALL, "b": 1}), []),
+    f'["<tool {SECOND}"]': (f'["<tool {SECOND}"]', []),
+    "<tool": ("<tool", []),
+    "<tools are": ("<tools are", []),
+}
+
+
+@given(st.sampled_from(list(FORMATTED)), st.lists(st.integers(0, 150), max_size=12))
+def test_a_text_of_a_format_has_no_calls_in_it(text, cuts):
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
+    assert read(pieces, from_start=True) == FORMATTED[text]
 
 
 def test_arguments_come_while_they_are_written():
@@ -193,3 +210,33 @@ def test_results_go_back_to_the_model():
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>' in told
     )
     assert "<tool_response>\nrain\n</tool_response>" in told
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+def test_with_a_format_an_answer_is_a_text_of_it_or_calls():
+    text = json.dumps({"a": CALL})
+    with live(ScriptedBackend(reply=text)) as running:
+        (whole,) = ask(running, response_format=FORMAT, max_tokens=500).choices
+        events = ask(running, response_format=FORMAT, max_tokens=500, stream=True)
+        ask(running, response_format=FORMAT, tool_choice="required")
+        ask(running, response_format=FORMAT, tool_choice="none")
+        grammars = [submit.grammar for submit in running.backend.submitted]
+    assert (whole.message.content, whole.message.tool_calls) == (text, None)
+    assert whole.finish_reason == "stop"
+    assert "".join(event.choices[0].delta.content or "" for event in events) == text
+    either = json.loads(grammars[0].text)
+    assert (grammars[0].kind, grammars[0].param) == ("either", "response_format")
+    assert (either["kind"], json.loads(either["text"])) == ("json_schema", SCHEMA)
+    assert either["calls"].startswith('calls: call ("\\n" call)*\ncall: c0 | c1')
+    assert [grammar.kind for grammar in grammars[2:]] == ["lark", "json_schema"]
+
+
+def test_calls_of_an_answer_with_a_format_are_calls():
+    with live(ScriptedBackend(reply=CALL)) as running:
+        (choice,) = ask(running, response_format=FORMAT, max_tokens=500).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls[0].function.arguments == ARGUMENTS

@@ -75,6 +75,15 @@ class Reading:
             found[key] = found.get(key, 0.0) + value
         return found
 
+    def by_labels(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Return the values by several labels, summed over the others."""
+        found: dict[tuple[str, ...], float] = {}
+        for pairs, value in self.values.get(name, {}).items():
+            given = dict(pairs)
+            key = tuple(given.get(label, "") for label in labels)
+            found[key] = found.get(key, 0.0) + value
+        return found
+
     def histogram(self, name: str) -> Histogram:
         """Return a histogram without labels but its buckets; empty for what is not reported."""
         buckets = sorted(
@@ -133,6 +142,12 @@ class Change(NamedTuple):
             for key, value in self.now.by_label(name, label).items()
         }
         return {key: value for key, value in grown.items() if value > 0}
+
+    def by_labels(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Return the growth of each combination of several labels."""
+        before = self.before.by_labels(name, *labels)
+        now = self.now.by_labels(name, *labels)
+        return {key: value - before.get(key, 0.0) for key, value in now.items()}
 
     def histogram(self, name: str) -> Histogram:
         """Return the observations in between."""

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from flare.top.view import View
+from flare.top.view import Speculation, View
 
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _BAR: Final = 24
@@ -96,6 +96,7 @@ def _lines(view: View) -> Iterator[str]:
             f"speculation  {one.rounds_per_s:,.1f} rounds/s, {one.proposed:,} proposed, "
             f"{one.offered:,} offered, {one.accepted:,} accepted{accepted}{lane}"
         )
+        yield from _accepted(one)
     if view.kept is not None:
         yield (
             f"prefixes     {view.kept.states:,} kept, {view.kept.hits:,} hits, "
@@ -113,6 +114,18 @@ def _lines(view: View) -> Iterator[str]:
     }
     if any(troubles.values()):
         yield f"[yellow]trouble      {_listed({k: v for k, v in troubles.items() if v})}[/yellow]"
+
+
+def _accepted(one: Speculation) -> Iterator[str]:
+    """Yield a line for each source: the share accepted by depth, and how far estimates were off."""
+    for source in dict.fromkeys(depth.source for depth in one.depths):
+        depths = [depth for depth in one.depths if depth.source == source]
+        shares = ", ".join(f"{depth.depth}: {depth.acceptance:.0%}" for depth in depths)
+        errors = [abs(depth.error) for depth in depths if depth.error is not None]
+        off = f"; estimates off by at most {max(errors):.0%}" if errors else ""
+        yield f"accepted     {escape(source)} by depth {shares}{off}"
+    if one.padding is not None:
+        yield f"rounds       {one.padding:.1f} rows of padding each"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

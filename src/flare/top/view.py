@@ -44,6 +44,18 @@ class Padding(NamedTuple):
     share: float
 
 
+class Depth(NamedTuple):
+    """Proposals of one source at one place behind the pending token."""
+
+    source: str
+    depth: int
+    offered: int
+    acceptance: float
+    """Share of the offered ones that were accepted."""
+    error: float | None
+    """Estimate less accepted share since the server's start; None where nothing was estimated."""
+
+
 class Speculation(NamedTuple):
     """Rounds that verified proposals."""
 
@@ -54,6 +66,9 @@ class Speculation(NamedTuple):
     tokens_per_lane: float | None
     """Tokens that a lane got from a round, its own one included."""
     acceptance: float | None
+    depths: tuple[Depth, ...] = ()
+    padding: float | None = None
+    """Target rows of a round, on average, that held nothing."""
 
 
 class Kept(NamedTuple):
@@ -210,4 +225,23 @@ def _speculation(past: Change, last: Change) -> Speculation | None:
         accepted=int(accepted),
         tokens_per_lane=1 + accepted / lanes if lanes else None,
         acceptance=accepted / offered if offered else None,
+        depths=_depths(past),
+        padding=past.of("flare_speculative_program_padding_rows_total") / rounds,
+    )
+
+
+def _depths(past: Change) -> tuple[Depth, ...]:
+    offered = past.by_labels("flare_speculative_depth_offered_total", "source", "depth")
+    accepted = past.by_labels("flare_speculative_depth_accepted_total", "source", "depth")
+    errors = past.now.by_labels("flare_speculative_calibration_error", "source", "depth")
+    return tuple(
+        Depth(
+            source=key[0],
+            depth=int(key[1]),
+            offered=int(count),
+            acceptance=accepted.get(key, 0.0) / count,
+            error=errors.get(key),
+        )
+        for key, count in sorted(offered.items(), key=lambda item: (item[0][0], int(item[0][1])))
+        if count > 0
     )

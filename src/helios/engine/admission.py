@@ -96,9 +96,9 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
             request,
             prompt_tokens=len(prompt),
             max_output_tokens=limit,
-            # A stop string is recognised on the host and a mask made there, so no frame may run
-            # ahead of the token that it needs.
-            needs_feedback=stops is not None or request.grammar is not None,
+            # A stop string is recognised on the host, so no frame may run ahead of the token that
+            # may complete it. A mask is made behind that token wherever it becomes known.
+            needs_feedback=stops is not None,
             endpoints=endpoints,
             width_limit=_width_limit_of(request, rules),
         ),

@@ -36,14 +36,26 @@ class LaneOutputError(Exception):
     """An executor returned outputs that do not fit the plan they were executed for."""
 
 
-def frame_of(plan: ScheduledPlan, fence: Fence, requests: Sequence[LiveRequest]) -> Frame:
-    """Return the frame that executes `plan`; `requests` stand in the plan's lane order."""
+def frame_of(
+    plan: ScheduledPlan,
+    fence: Fence,
+    requests: Sequence[LiveRequest],
+    front: ScheduledPlan | None = None,
+) -> Frame:
+    """Return the frame that executes `plan`; `requests` stand in the plan's lane order.
+
+    `front` is the plan of the frame in flight, behind which this one will be queued.
+    """
     kind, pairs = plan.graph.kind, zip(plan.steps, requests, strict=True)
     lanes = tuple([_lane_of(kind, step, request) for step, request in pairs])
     if plan.graph.source is ProposalSource.COPY:
         lanes = tuple(map(_with_copies, lanes, requests))
-    if any(request.masks is not None for request in requests):
-        lanes = tuple(map(_with_masks, lanes, requests))
+    if any(request.is_constrained for request in requests):
+        running = {step.handle for step in front.steps} if front is not None else set()
+        lanes = tuple(
+            _with_masks(lane, request, is_queued=lane.handle in running)
+            for lane, request in zip(lanes, requests, strict=True)
+        )
     return Frame(fence=fence, graph_index=plan.graph_index, lanes=lanes)
 
 
@@ -54,17 +66,19 @@ def _with_copies(lane: FrameLane, request: LiveRequest) -> FrameLane:
     return lane._replace(copied_token_ids=request.proposal[:count])
 
 
-def _with_masks(lane: FrameLane, request: LiveRequest) -> FrameLane:
+def _with_masks(lane: FrameLane, request: LiveRequest, *, is_queued: bool) -> FrameLane:
     """Return a lane with the masks of the rows that it samples from, where it has a grammar.
 
-    Row i of a request's masks is what may follow its first i proposals, so a shorter lane takes
-    the first rows whatever its neighbours take.
+    Row i of a request's masks is what may follow its first i proposals, whatever its neighbours
+    take. Behind a frame of the request the mask follows what that one draws.
     """
-    masks, rows = request.masks, lane.query_length or int(lane.is_final_chunk)
-    if masks is None or not rows:
+    rows = lane.query_length or int(lane.is_final_chunk)
+    if not request.is_constrained or not rows:
         return lane
-    assert rows <= len(masks), "a lane has no more rows than there are masks"
-    return lane._replace(masks=masks[:rows])
+    if is_queued:
+        assert rows == 1, "what proposals follow must be known, so they are never queued"
+        return lane._replace(queued_mask=request.queued_mask())
+    return lane._replace(masks=request.masks(rows))
 
 
 def _lane_of(kind: GraphKind, step: ScheduledStep, request: LiveRequest) -> FrameLane:

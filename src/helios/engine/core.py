@@ -321,7 +321,8 @@ class EngineCore:
         """Commit a plan and hand its frame over; False when it is stale already."""
         fence = Fence(self._next_fence)
         requests = self._requests_of(plan)
-        frame = frame_of(plan, fence, requests)
+        front = self._flights[-1].plan if self._flights else None
+        frame = frame_of(plan, fence, requests, front)
         begun_ns = self._clock.now_ns()
         try:
             self._scheduler.commit(plan, fence)
@@ -405,6 +406,7 @@ class EngineCore:
             resources=self._scheduler.resources,
             checkpoints=self._scheduler.checkpoint_stats(),
             exploration=self._scheduler.exploration(),
+            calibration=self._scheduler.calibration(),
             frames_in_flight=len(self._flights),
         )
 

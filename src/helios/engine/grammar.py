@@ -7,7 +7,7 @@ Masks belong to one request and travel in its own lane, so no neighbour's can ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,22 +23,31 @@ class GrammarError(ValueError):
 
 
 class OutputGrammar(Protocol):
-    """Where one request's output stands in its grammar."""
+    """Where one request's output stands in its grammar.
+
+    Two threads move it: the engine's takes what a completion committed, the executor's asks for
+    the mask of a frame that was queued behind a running one. `at` counts the output tokens before
+    those that are passed, so what one of them has taken is not taken again by the other.
+    """
 
     @property
     def is_complete(self) -> bool:
         """Nothing may follow what was taken."""
         ...
 
-    def take(self, tokens: Sequence[int]) -> int:
+    def take(self, tokens: Sequence[int], *, at: int) -> int:
         """Take committed tokens; return how many there were until the text was complete.
 
-        Raises GrammarError for a token that the masks did not allow.
+        Raises GrammarError for a token that the masks did not allow, and what `mask_after` met.
         """
         ...
 
     def admitted(self, proposals: Sequence[int]) -> int:
         """Return how many of the proposals may follow one another, none of them an end token."""
+        ...
+
+    def forced(self, limit: int) -> Sequence[int]:
+        """Return up to `limit` tokens in which text that must come next is usually written."""
         ...
 
     def masks(self, proposals: Sequence[int]) -> TokenMasks:
@@ -47,6 +56,29 @@ class OutputGrammar(Protocol):
         Raises GrammarError when nothing at all may come next.
         """
         ...
+
+    def mask_after(self, tokens: Sequence[int], *, at: int) -> TokenMasks | None:
+        """Take tokens and return the mask [1, words] of the one behind them.
+
+        None where the text is complete, and for a fault, which the next `take` raises: what is
+        drawn behind it is never shown.
+        """
+        ...
+
+
+class QueuedMask(NamedTuple):
+    """The mask of a lane whose frame is queued behind one of the same request."""
+
+    grammar: OutputGrammar
+    at: int
+    """Output tokens before those that the frame in front draws."""
+
+    def after(self, tokens: Sequence[int], *, terminated: bool) -> TokenMasks | None:
+        """Return the mask behind what the frame in front drew; None: any token will do.
+
+        A row that an end token has finished draws nothing more.
+        """
+        return None if terminated else self.grammar.mask_after(tokens, at=self.at)
 
 
 class GrammarFactory(Protocol):

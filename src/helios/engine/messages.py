@@ -56,7 +56,8 @@ class GrammarMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     """What the output must look like."""
 
     kind: str
-    """json_schema, regex, or lark (the dialect of llguidance)."""
+    """json_schema, regex, lark (the dialect of llguidance), or either: a JSON object with the kind
+    and the text of a format and, under calls, the rules of calls that an answer may be instead."""
     text: str
     param: str
     """The request's field that asked for it; a refusal names it."""
@@ -191,6 +192,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     labelled_counters: dict[str, dict[str, float]]
     """Metric name -> rendered label pairs such as `class="ordinary"` -> value."""
     histograms: dict[str, HistogramState]
+    labelled_gauges: dict[str, dict[str, float]] = {}
 
 
 EngineEvent = Delta | PromptLogprobs | Finished | Rejected | Ready | Stats

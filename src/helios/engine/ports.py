@@ -13,8 +13,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from helios.engine.grammar import QueuedMask
 from helios.engine.messages import EngineEvent
 from helios.scheduler import (
+    CalibrationReport,
     CandidateScore,
     Catalog,
     CheckpointStats,
@@ -116,6 +118,9 @@ class FrameLane(NamedTuple):
     masks: npt.NDArray[np.uint32] | None = None
     """Tokens that each target row may produce (helios.engine.grammar.TokenMasks), for a lane that
     samples: one row of words, in a round `query_length` of them; None: any token."""
+    queued_mask: QueuedMask | None = None
+    """Makes the mask of a lane whose request is in the frame in front of this one: the executor
+    binds it once that frame has run (helios.engine.queued_masks)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +300,10 @@ class DecisionCore(Protocol):
         """Return the ledgers of exploration; empty for a policy without any."""
         ...
 
+    def calibration(self) -> CalibrationReport:
+        """Return how far estimates of acceptance were off; empty for a policy without any."""
+        ...
+
 
 class PreparedProgram(Protocol):
     """A fixed-shape program over static buffers; nothing is allocated while serving."""
@@ -412,3 +421,5 @@ class Copying(NamedTuple):
     """Makes the source of a request, by its id and its prompt."""
     supply: Callable[[RequestHandle, int], None]
     """Tells the scheduler how many proposals there are (`Scheduler.supply_copies`)."""
+    depth: int = 0
+    """Most proposals that are of use; a grammar that forces tokens proposes so many."""

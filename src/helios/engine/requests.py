@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.admission import Accepted
-from helios.engine.grammar import OutputGrammar, TokenMasks
+from helios.engine.grammar import OutputGrammar, QueuedMask, TokenMasks
 from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
 from helios.engine.ports import (
     Copying,
@@ -61,6 +61,8 @@ class LiveRequest:
         "_detokenizers",
         "_filter",
         "_grammar",
+        "_grammar_fault",
+        "_grammar_tokens",
         "_include_stop",
         "_outputs",
         "_prompt_entries",
@@ -78,7 +80,6 @@ class LiveRequest:
         "host_ended",
         "is_plain",
         "last_delivery_ns",
-        "masks",
         "output_tokens",
         "proposal",
         "request_id",
@@ -127,14 +128,39 @@ class LiveRequest:
         self._copying = copying
         self._source: CopySource | None = None
         self.proposal: tuple[int, ...] = ()
-        """Copied proposals behind the pending token."""
+        """Proposals behind the pending token, of its own: copied or forced by its grammar."""
         self.host_ended = False
         """A stop string or the end of its grammar ended the output, which no program can know."""
         self._grammar = grammar
         self.is_plain = copying is None and grammar is None and accepted.stops is None
         """Its tokens become text and nothing else: `take_single` may take them."""
-        self.masks: TokenMasks | None = None if grammar is None else grammar.masks(())
-        """Tokens that its next target rows may produce, one row more than there are proposals."""
+        self._grammar_tokens = 0
+        """Output tokens that the grammar has taken."""
+        self._grammar_fault: Exception | None = None
+        """Why there was no mask for a frame that is in flight."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether it needs a mask for every row that it samples from."""
+        return self._grammar is not None
+
+    def masks(self, rows: int) -> TokenMasks | None:
+        """Return the masks of its next target rows, which follow 0, 1, ... of its proposals.
+
+        None for a grammar that fails, which ends the request at its next commit: the frame that is
+        being made belongs to others too.
+        """
+        assert self._grammar is not None
+        try:
+            return self._grammar.masks(self.proposal[: rows - 1])
+        except Exception as fault:  # noqa: BLE001 - one request's fault must not end the loop.
+            self._grammar_fault = fault
+            return None
+
+    def queued_mask(self) -> QueuedMask:
+        """Return what makes the mask behind the tokens that its frame in flight draws."""
+        assert self._grammar is not None
+        return QueuedMask(self._grammar, self._grammar_tokens)
 
     @property
     def replayed_tokens(self) -> int:
@@ -196,9 +222,7 @@ class LiveRequest:
         if self._copying is not None:
             source = self._copy_source(self._copying)
             source.extend(tokens)
-            self.proposal = () if is_last else tuple(source.propose())
-        if self._grammar is not None and not is_last:
-            self._constrain(self._grammar)
+            self.proposal = () if is_last else self._proposed(source, self._copying.depth)
         # The text of a stop token belongs to the answer no more than a stop string does.
         shown = tokens[:-1] if terminated and not self._include_stop else tokens
         visible = ""
@@ -306,20 +330,29 @@ class LiveRequest:
         self, grammar: OutputGrammar, tokens: Sequence[int], terminated: bool, is_last: bool
     ) -> tuple[Sequence[int], bool]:
         """Return the tokens up to where the text is complete, and whether they are the last."""
+        if self._grammar_fault is not None:
+            raise self._grammar_fault
         text = tokens[:-1] if terminated else tokens
-        used = grammar.take(text)
+        used = grammar.take(text, at=self._grammar_tokens)
+        self._grammar_tokens += used
         if not grammar.is_complete:
             return tokens, is_last
         # The end of its grammar is the end of the output: no step is spent on an end token.
         self.host_ended = True
         return tokens[:used], True
 
-    def _constrain(self, grammar: OutputGrammar) -> None:
-        """Cut the proposals at what the grammar forbids, and make the masks of the next rows."""
-        if self._copying is not None:
-            admitted = grammar.admitted(self.proposal)
-            self.proposal = self.proposal[:admitted]
-        self.masks = grammar.masks(self.proposal)
+    def _proposed(self, source: CopySource, depth: int) -> tuple[int, ...]:
+        """Return the proposals behind the pending token: copied, or forced by the grammar.
+
+        Copies are cut at what the grammar forbids; the longer run of the two is proposed.
+        """
+        copied = tuple(source.propose())
+        grammar = self._grammar
+        if grammar is None:
+            return copied
+        copied = copied[: grammar.admitted(copied)]
+        forced = tuple(grammar.forced(depth))
+        return forced if len(forced) > len(copied) else copied
 
     def _copy_source(self, copying: Copying) -> CopySource:
         """Return the source of proposals, made for the first token like the detokenizer."""

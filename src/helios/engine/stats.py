@@ -17,6 +17,7 @@ from helios.engine.messages import Stats
 from helios.engine.ports import FrameResult
 from helios.engine.requests import LiveRequest
 from helios.scheduler import (
+    CalibrationReport,
     CheckpointStats,
     ExplorationAccount,
     GraphKind,
@@ -34,6 +35,11 @@ EXECUTION_NS = "flare_scheduler_execution_nanoseconds_total"
 ROUNDS = "flare_speculative_program_rounds_total"
 OFFERED = "flare_speculative_depth_offered_total"
 ACCEPTED = "flare_speculative_depth_accepted_total"
+PADDING = "flare_speculative_program_padding_rows_total"
+OBSERVED = "flare_speculative_calibration_observations_total"
+ERROR = "flare_speculative_calibration_error"
+SQUARED_ERROR = "flare_speculative_calibration_squared_error"
+UNCALIBRATED = CalibrationReport((), (), ())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,7 @@ class Usage:
     checkpoints: CheckpointStats
     exploration: Mapping[SelectionReason, ExplorationAccount]
     frames_in_flight: int
+    calibration: CalibrationReport = UNCALIBRATED
 
     def gauges(self) -> dict[str, float]:
         """Return what is in use now, and what exploration may spend, by metric name."""
@@ -65,6 +72,8 @@ class Usage:
         for reason, account in self.exploration.items():
             name = reason.value.replace("-", "_")
             values[f"flare_exploration_{name}_credit_milliseconds"] = account.credit_ms
+        learning = self.exploration.get(SelectionReason.ACCEPTANCE_LEARNING)
+        values["flare_speculative_credit_milliseconds"] = learning.credit_ms if learning else 0.0
         return {name: float(value) for name, value in values.items()}
 
     def counters(self) -> dict[str, float]:
@@ -80,6 +89,24 @@ class Usage:
             "flare_checkpoint_restored_tokens_total": kept.restored_tokens,
         }
         return {name: float(value) for name, value in values.items()}
+
+    def calibrations(self) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        """Return observations, errors and squared errors of estimated acceptance, by label."""
+        observed: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        squares: dict[str, float] = {}
+        report = self.calibration
+        kinds = (
+            ("learned", report.learned),
+            ("copy", report.copied),
+            ("forecast", report.forecast),
+        )
+        for source, entries in kinds:
+            for entry in entries:
+                label = f'source="{source}",depth="{entry.depth}"'
+                observed[label] = float(entry.observations)
+                errors[label], squares[label] = entry.error, entry.squared_error
+        return observed, errors, squares
 
 
 class EngineStats:
@@ -186,7 +213,11 @@ class EngineStats:
         )
         counters["flare_speculative_offered_tokens_total"] += sum(offered)
         counters["flare_speculative_accepted_tokens_total"] += sum(accepted)
-        self._labelled[ROUNDS][f'graph="{graph.name}"'] += 1
+        name = f'graph="{graph.name}"'
+        self._labelled[ROUNDS][name] += 1
+        self._labelled[PADDING][name] += graph.rows - rows
+        if plan.reason is SelectionReason.ACCEPTANCE_LEARNING:
+            counters["flare_speculative_probes_total"] += 1
         source = graph.source.name.lower()
         for place in range(depth):
             label = f'source="{source}",depth="{place + 1}"'
@@ -235,6 +266,7 @@ class EngineStats:
         """Return everything, with the gauges of `usage`."""
         active_ns = self._counters["flare_active_nanoseconds_total"]
         replay_ns = self._counters["flare_replay_nanoseconds_total"]
+        observed, errors, squares = usage.calibrations()
         return Stats(
             gauges=usage.gauges()
             | {"flare_program_time_share": replay_ns / active_ns if active_ns else 0.0},
@@ -243,8 +275,10 @@ class EngineStats:
             labelled_counters={
                 name: {label: float(value) for label, value in sorted(counter.items())}
                 for name, counter in self._labelled.items()
-            },
+            }
+            | {OBSERVED: observed},
             histograms={name: value.state() for name, value in self._histograms.items()},
+            labelled_gauges={ERROR: errors, SQUARED_ERROR: squares},
         )
 
 
@@ -282,6 +316,7 @@ _COUNTERS = (
     "flare_speculative_proposed_tokens_total",
     "flare_speculative_offered_tokens_total",
     "flare_speculative_accepted_tokens_total",
+    "flare_speculative_probes_total",
 )
 _LABELLED = (
     "flare_requests_rejected_total",
@@ -296,6 +331,7 @@ _LABELLED = (
     ROUNDS,
     OFFERED,
     ACCEPTED,
+    PADDING,
 )
 _LATENCIES = (
     "flare_time_to_first_token_seconds",

@@ -257,6 +257,7 @@ def _copying(scheduler: Scheduler) -> Copying | None:
     return Copying(
         open_source=functools.partial(_open_lookup, depth),
         supply=scheduler.supply_copies,
+        depth=depth,
     )
 
 

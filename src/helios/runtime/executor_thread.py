@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from helios.engine.ports import Clock, Frame, FrameResult, LaneOutput, PreparedProgram
+from helios.engine.queued_masks import bind_masks
 
 FRAMES_IN_FLIGHT = 2
 """Frame slots of the transport."""
@@ -50,6 +51,9 @@ class ThreadExecutor:
         self._results: queue.SimpleQueue[FrameResult] = queue.SimpleQueue()
         self._unfinished = 0
         self._replay_end_ns: int | None = None
+        self._front: Frame | None = None
+        self._drawn: tuple[LaneOutput, ...] = ()
+        """What the last frame drew; nothing where it failed."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="flare-executor", daemon=True)
         self._thread.start()
@@ -116,6 +120,7 @@ class ThreadExecutor:
         started_ns = self._clock.now_ns()
         error: str | None = None
         try:
+            frame = bind_masks(frame, self._front, self._drawn)
             self._programs[frame.graph_index].load(frame)
         except Exception as fault:  # noqa: BLE001 - the thread boundary: a fault fails one frame.
             error = _message_of(fault)
@@ -141,6 +146,7 @@ class ThreadExecutor:
                 lanes = program.read(frame)
             except Exception as fault:  # noqa: BLE001 - the thread boundary, as above.
                 lanes, device_ns, error = (), 0, _message_of(fault)
+        self._front, self._drawn = frame, lanes
         return FrameResult(
             fence=frame.fence,
             lanes=lanes,

@@ -7,31 +7,40 @@ the limits below; a finished grammar is kept and copied for every request that a
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import llguidance
-import numpy as np
 import tokenizers
 
-from helios.engine.grammar import GrammarError, TokenMasks
+from helios.engine.grammar import GrammarError
 from helios.engine.manifest import TokenizerEntry
 from helios.engine.messages import GrammarMessage
+from helios.runtime.matched_output import MatchedOutput, check_matcher, first_lines
 from helios.runtime.plain_tokenizer import plain_tokenizer
 from helios.runtime.text import read_text_side
 from helios.runtime.vocabulary import Vocabulary
 
-CompiledGrammar = llguidance.LLMatcher
-"""A grammar at its start, to be copied for each request."""
+
+class CompiledGrammar(NamedTuple):
+    """A grammar at its start, to be copied for each request."""
+
+    matcher: llguidance.LLMatcher
+    guide: llguidance.LLMatcher | None
+    """The same in one usual spelling of JSON."""
+
 
 KEPT_GRAMMARS: Final = 64
 """Compiled grammars that are kept for later requests, the latest used ones."""
 WHITESPACE: Final = r"[ ]?|\n[ ]{0,16}"
 """Between the tokens of a JSON text: a space, or a line break with an indentation. Without a bound
 a model can write white space up to its token limit."""
+KEPT_RUNS: Final = 4096
+"""Texts whose tokens are remembered."""
 _LIMITS: Final = llguidance.LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
@@ -43,7 +52,6 @@ _LIMITS: Final = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 """Bounds of the work and memory of one grammar; what passes them is refused or ends in an error."""
-_MESSAGE_LENGTH: Final = 400
 
 
 class GrammarCompiler:
@@ -56,6 +64,7 @@ class GrammarCompiler:
         self._tokens = tokens
         self._ends = tuple(end_tokens)
         self._kept: OrderedDict[tuple[str, str], CompiledGrammar | GrammarError] = OrderedDict()
+        self._usual_tokens = functools.lru_cache(maxsize=KEPT_RUNS)(self._tokenized)
 
     @classmethod
     def open(cls, package: Path, entry: TokenizerEntry) -> GrammarCompiler:
@@ -84,11 +93,33 @@ class GrammarCompiler:
     def compile(self, grammar: GrammarMessage) -> CompiledGrammar:
         """Return a grammar at its start, its first mask made once. Raises GrammarError."""
         matcher = llguidance.LLMatcher(self._tokens, _source(grammar), log_level=0, limits=_LIMITS)
-        _check(matcher, "cannot be compiled")
+        check_matcher(matcher, "cannot be compiled")
         # The first mask builds most of the lexer, and shows a grammar that admits nothing.
         matcher.compute_bitmask()
-        _check(matcher, "admits nothing")
-        return matcher
+        check_matcher(matcher, "admits nothing")
+        return CompiledGrammar(matcher, self._guide(grammar))
+
+    def _guide(self, grammar: GrammarMessage) -> llguidance.LLMatcher | None:
+        """Return the guide of a JSON schema; None for other grammars and where there is none."""
+        if grammar.kind != "json_schema":
+            return None
+        # How most texts write JSON, and most models: on one line, with a space behind commas and
+        # colons.
+        source = llguidance.LLMatcher.grammar_from_json_schema(
+            grammar.text,
+            overrides={
+                "whitespace_flexible": False,
+                "item_separator": ", ",
+                "key_separator": ": ",
+            },
+        )
+        guide = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=_LIMITS)
+        return None if guide.is_error() else guide
+
+    def _tokenized(self, text: bytes) -> tuple[int, ...]:
+        """Return the tokens of a text that goes on, but the last, which may become a longer one."""
+        tokens, _ = self._tokens.tokenize_partial(text)
+        return tuple(tokens)
 
     def has(self, grammar: GrammarMessage) -> bool:
         """Say whether a grammar is kept, so that opening it takes no time."""
@@ -110,81 +141,13 @@ class GrammarCompiler:
         if isinstance(compiled, GrammarError):
             raise compiled
         return MatchedOutput(
-            compiled.deep_copy(),
+            compiled.matcher.deep_copy(),
+            compiled.guide and compiled.guide.deep_copy(),
+            usual_tokens=self._usual_tokens,
             vocabulary_size=self._tokens.vocab_size,
             end_tokens=self._ends,
             ignores_end=ignores_end,
         )
-
-
-class MatchedOutput:
-    """Implements helios.engine.grammar.OutputGrammar over one matcher."""
-
-    __slots__ = ("_end_bits", "_ends", "_ignores_end", "_matcher", "_words")
-
-    def __init__(
-        self,
-        matcher: llguidance.LLMatcher,
-        *,
-        vocabulary_size: int,
-        end_tokens: Sequence[int],
-        ignores_end: bool,
-    ) -> None:
-        self._matcher = matcher
-        self._words = -(-vocabulary_size // 32)
-        self._ends = frozenset(end_tokens)
-        self._ignores_end = ignores_end
-        self._end_bits = np.zeros(self._words, np.uint32)
-        for token in end_tokens:
-            self._end_bits[token // 32] |= np.uint32(1 << token % 32)
-
-    @property
-    def is_complete(self) -> bool:
-        """Nothing may follow what was taken."""
-        return bool(self._matcher.is_stopped())
-
-    def take(self, tokens: Sequence[int]) -> int:
-        """Take committed tokens; return how many there were until the text was complete."""
-        for used, token in enumerate(tokens):
-            if self._matcher.is_stopped():
-                return used
-            if not self._matcher.consume_token(token):
-                raise GrammarError(f"token {token} is not what the grammar allows here")
-        return len(tokens)
-
-    def admitted(self, proposals: Sequence[int]) -> int:
-        """Return how many of the proposals may follow one another, none of them an end token."""
-        text = list(proposals)
-        for place, token in enumerate(text):
-            if token in self._ends:
-                text = text[:place]
-                break
-        return int(self._matcher.validate_tokens(text)) if text else 0
-
-    def masks(self, proposals: Sequence[int]) -> TokenMasks:
-        """Return the mask of the next token, and of the one behind each admitted proposal."""
-        masks = np.zeros((len(proposals) + 1, self._words), np.uint32)
-        self._fill(masks[0])
-        taken = 0
-        for row, token in enumerate(proposals, 1):
-            if not self._matcher.consume_token(token):
-                raise GrammarError(f"proposal {token} is not what the grammar allows here")
-            taken = row
-            self._fill(masks[row])
-        if taken and not self._matcher.rollback(taken):
-            raise GrammarError(f"the grammar cannot go back: {self._matcher.get_error()}")
-        return masks
-
-    def _fill(self, mask: TokenMasks) -> None:
-        """Write one mask."""
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error() or not mask.any():
-            _check(self._matcher, "admits nothing more")
-            raise GrammarError("the grammar admits no token here")
-        if self._ignores_end:
-            open_ended = mask & ~self._end_bits
-            if open_ended.any():
-                mask[:] = open_ended
 
 
 class _ByteTokens:
@@ -215,24 +178,30 @@ def _source(grammar: GrammarMessage) -> str:
                 grammar.text, overrides={"whitespace_pattern": WHITESPACE}
             )
         except ValueError as error:
-            raise GrammarError(f"is no usable JSON schema: {_first_lines(str(error))}") from error
+            raise GrammarError(f"is no usable JSON schema: {first_lines(str(error))}") from error
     if grammar.kind == "regex":
-        # As JSON schemas have it: digits and word characters are ASCII.
-        pattern = llguidance.regex_to_lark(grammar.text, "dw")
-        return llguidance.LLMatcher.grammar_from_lark(f"start: /{pattern}/")
+        return llguidance.LLMatcher.grammar_from_lark(f"start: {_expression(grammar.text)}")
+    if grammar.kind == "either":
+        return llguidance.LLMatcher.grammar_from_lark(_either(grammar.text))
     if grammar.kind == "lark":
         return llguidance.LLMatcher.grammar_from_lark(grammar.text)
     raise GrammarError(f"has the unknown kind {json.dumps(grammar.kind)}")
 
 
-def _check(matcher: llguidance.LLMatcher, failed: str) -> None:
-    """Raise GrammarError with the library's reason when a matcher has given up."""
-    if matcher.is_error():
-        raise GrammarError(f"{failed}: {_first_lines(matcher.get_error())}")
+def _expression(pattern: str) -> str:
+    """Return a regular expression as rules have it.
+
+    As in JSON schemas, digits and word characters are ASCII.
+    """
+    return f"/{llguidance.regex_to_lark(pattern, 'dw')}/"
 
 
-def _first_lines(message: str) -> str:
-    """Return a message of the library without its dump of the grammar."""
-    text = message.partition("<non-verbose/>")[0].partition("<state>")[0].strip()
-    text = text or "nothing can follow"
-    return text if len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 3] + "..."
+def _either(parts: str) -> str:
+    """Return the rules of an answer that is a text of a format or calls of tools."""
+    wanted = json.loads(parts)
+    if wanted["kind"] == "json_schema":
+        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **json.loads(wanted["text"])}
+        text = f"%json {json.dumps(schema)}"
+    else:
+        text = _expression(wanted["text"])
+    return f"start: text | calls\ntext: {text}\n{wanted['calls']}"

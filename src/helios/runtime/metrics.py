@@ -45,6 +45,15 @@ HELP: Final = {
     "flare_speculative_program_rounds_total": "Completed programs with proposals, by program.",
     "flare_speculative_depth_offered_total": "Proposals that were verified, by source and depth.",
     "flare_speculative_depth_accepted_total": "Proposals that were accepted, by source and depth.",
+    "flare_speculative_program_padding_rows_total": "Target rows of programs with proposals that "
+    "held none, by program.",
+    "flare_speculative_probes_total": "Such programs that ran to learn of a deeper round.",
+    "flare_speculative_credit_milliseconds": "Time that those may spend; negative while an episode "
+    "is earned back.",
+    "flare_speculative_calibration_observations_total": "Verified prefixes that estimates were "
+    "compared with, by source and depth; forecast: of programs that report confidence.",
+    "flare_speculative_calibration_error": "Mean estimate less accepted share of those prefixes.",
+    "flare_speculative_calibration_squared_error": "Mean squared difference (Brier score).",
     "flare_exploration_timing_refresh_credit_milliseconds": "Time that refreshes may spend.",
     "flare_exploration_acceptance_learning_credit_milliseconds": "Time that deeper rounds may "
     "spend; negative while an episode is earned back.",
@@ -86,6 +95,8 @@ def render_metrics(stats: Stats | None, *, engine_up: bool = True, engine_restar
             lines += _metric(name, "gauge", {"": value})
         for name, value in stats.counters.items():
             lines += _metric(name, "counter", {"": value})
+        for name, values in stats.labelled_gauges.items():
+            lines += _metric(name, "gauge", values)
         for name, values in stats.labelled_counters.items():
             lines += _metric(name, "counter", values)
         for name, histogram in stats.histograms.items():

@@ -38,13 +38,14 @@ async def chat_job(service: Service, raw: Mapping[str, Any], call_id: str) -> Jo
         ),
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,
         scored=False,
-        grammar=fields.grammar if use is None else use.grammar(),
+        grammar=fields.grammar if use is None else use.grammar(fields.grammar),
     )
     shape = ChatShape(
         _head(fields, engine, call_id),
         names=service.names if fields.logprobs else None,
         include_usage=_include_usage(fields),
         callable_names=() if use is None else [tool.name for tool in use.tools],
+        has_format=fields.grammar is not None,
     )
     return Job(
         submit=service.backend.submit,

@@ -315,10 +315,8 @@ class ChatRequest(SamplingFields):
 
     def _check_tools(self) -> None:
         use = self.tool_use
-        if use is not None and self.grammar is not None:
-            raise PydanticCustomError(
-                "two_formats", "an answer that may call tools cannot have a format as well"
-            )
+        if use is not None:
+            use.check_format(self.grammar)
         for message in self.messages:
             if message.tool_calls and message.role != "assistant":
                 raise PydanticCustomError("tool_calls", "only an assistant message has tool_calls")

@@ -96,9 +96,14 @@ class ChatShape:
         names: TokenNames | None,
         include_usage: bool,
         callable_names: Sequence[str] = (),
+        has_format: bool = False,
     ) -> None:
-        """Report log-probabilities when there are `names`; read calls of `callable_names`."""
+        """Report log-probabilities when there are `names`; read calls of `callable_names`.
+
+        With a format an answer is calls or a text, so calls are read from its start only.
+        """
         self._callable = tuple(callable_names)
+        self._has_format = has_format
         self._callers: dict[int, CallingChoice] = {}
         self._head = head
         self._names = names
@@ -138,7 +143,9 @@ class ChatShape:
     def _caller(self, index: int) -> CallingChoice:
         """Return the reader of a choice's calls."""
         if index not in self._callers:
-            self._callers[index] = CallingChoice(f"{self._head.id}-{index}", self._callable)
+            self._callers[index] = CallingChoice(
+                f"{self._head.id}-{index}", self._callable, from_start=self._has_format
+            )
         return self._callers[index]
 
     def _chunks(self, index: int, deltas: Sequence[bytes], logprobs: bytes = b"null") -> bytes:

@@ -24,10 +24,10 @@ _encode = msgspec.json.Encoder().encode
 class CallingChoice:
     """Reads one choice's answer; either streamed or whole, never both."""
 
-    def __init__(self, choice_id: str, names: Sequence[str]) -> None:
-        """`choice_id` makes the ids of its calls."""
+    def __init__(self, choice_id: str, names: Sequence[str], *, from_start: bool = False) -> None:
+        """`choice_id` makes the ids of its calls; for `from_start` see ToolCallParser."""
         self._id = f"call_{choice_id.removeprefix('chatcmpl-')}"
-        self._parser = ToolCallParser(names)
+        self._parser = ToolCallParser(names, from_start=from_start)
 
     def deltas(self, text: str) -> list[bytes]:
         """Return the deltas of more text."""

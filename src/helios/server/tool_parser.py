@@ -40,10 +40,16 @@ Part = Content | CallStart | CallArguments
 
 
 class ToolCallParser:
-    """One choice's answer. `push` and `finish` return what has become certain."""
+    """One choice's answer. `push` and `finish` return what has become certain.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    With `from_start` an answer that does not begin with a call has none: it is a text of a format,
+    and what looks like a call in one of its strings belongs to it.
+    """
+
+    def __init__(self, names: Sequence[str], *, from_start: bool = False) -> None:
         self._names = frozenset(names)
+        self._from_start = from_start
+        self._is_plain = False
         self._held = ""
         self._calls = 0
         self._scan: _ObjectScan | None = None
@@ -71,6 +77,8 @@ class ToolCallParser:
 
     def _step(self, parts: list[Part]) -> bool:
         """Take one thing from what is held; return whether there may be more."""
+        if self._is_plain:
+            return self._plain(parts)
         if not self._in_block:
             return self._content(parts)
         if self._passed_arguments:
@@ -80,11 +88,14 @@ class ToolCallParser:
         return self._head(parts)
 
     def _content(self, parts: list[Part]) -> bool:
+        if self._from_start and not OPENING.startswith(self._held[: len(OPENING)]):
+            self._is_plain = True
+            return True
         before, opening, rest = self._held.partition(OPENING)
         if opening:
             if before.strip():
                 parts.append(Content(before.rstrip()))
-            self._held, self._in_block = rest, True
+            self._held, self._in_block, self._from_start = rest, True, False
             return True
         kept = _overlap(self._held, OPENING)
         # White space may be what stands before a call, and is nobody's content then.
@@ -92,6 +103,13 @@ class ToolCallParser:
         if ready:
             parts.append(Content(ready))
             self._held = self._held[len(ready) :]
+        return False
+
+    def _plain(self, parts: list[Part]) -> bool:
+        """Pass on an answer without calls as it comes."""
+        if self._held:
+            parts.append(Content(self._held))
+            self._held = ""
         return False
 
     def _head(self, parts: list[Part]) -> bool:

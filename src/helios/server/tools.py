@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from pydantic_core import PydanticCustomError
+
 from helios.engine.messages import GrammarMessage
 from helios.server.errors import shown
 from helios.server.json_schema import SchemaError, checked_schema
@@ -94,9 +96,32 @@ class ToolUse(NamedTuple):
     must_call: bool
     in_parallel: bool
 
-    def grammar(self) -> GrammarMessage | None:
-        """Return the grammar of an answer that must call; None where calling is free."""
-        return _grammar(self.tools, in_parallel=self.in_parallel) if self.must_call else None
+    def grammar(self, wanted: GrammarMessage | None) -> GrammarMessage | None:
+        """Return the grammar of the answer; None where anything may be said.
+
+        `wanted` is the format of its text. An answer that must call has none, so the format has
+        nothing to say there; where calling is free the answer is one or the other.
+        """
+        if self.must_call:
+            rules = _rules("start", self.tools, in_parallel=self.in_parallel)
+            return GrammarMessage(kind="lark", text=rules, param="tools")
+        if wanted is None:
+            return None
+        rules = _rules("calls", self.tools, in_parallel=self.in_parallel)
+        either = {"kind": wanted.kind, "text": wanted.text, "calls": rules}
+        return GrammarMessage(kind="either", text=json.dumps(either), param=wanted.param)
+
+    def check_format(self, wanted: GrammarMessage | None) -> None:
+        """Raise PydanticCustomError for a format whose texts could not be told from calls."""
+        if wanted is None or wanted.kind != "regex" or self.must_call:
+            return
+        if OPENING in wanted.text:
+            raise PydanticCustomError(
+                "two_formats",
+                "a text of this format may hold {tag}, with which calls of the tools begin; "
+                "ask for other texts, or without tools",
+                {"tag": OPENING},
+            )
 
 
 def tools(value: Any) -> tuple[Tool, ...]:
@@ -177,10 +202,13 @@ def _tool(value: Any, index: int) -> Tool:
     return Tool(name, description or "", text)
 
 
-def _grammar(chosen: Sequence[Tool], *, in_parallel: bool) -> GrammarMessage:
-    """Return the grammar of one call of the tools, or of several on lines of their own."""
+def _rules(first: str, chosen: Sequence[Tool], *, in_parallel: bool) -> str:
+    """Return the rules of one call of the tools, or of several on lines of their own.
+
+    `first` is the name of the rule that stands for all of it.
+    """
     more = r' ("\n" call)*' if in_parallel else ""
-    lines = [f"start: call{more}", "call: " + " | ".join(f"c{i}" for i in range(len(chosen)))]
+    lines = [f"{first}: call{more}", "call: " + " | ".join(f"c{i}" for i in range(len(chosen)))]
     for index, tool in enumerate(chosen):
         # White space is bounded as in any other JSON; the checked schema has no such key itself.
         schema = {"x-guidance": WHITESPACE_OPTION, **json.loads(tool.parameters)}
@@ -189,4 +217,4 @@ def _grammar(chosen: Sequence[Tool], *, in_parallel: bool) -> GrammarMessage:
         before = f'{OPENING}\n{{"name": "{tool.name}", "arguments": '
         lines.append(f"c{index}: {json.dumps(before)} a{index} {_AFTER}")
         lines.append(f"a{index}: %json {json.dumps(schema)}")
-    return GrammarMessage(kind="lark", text="\n".join(lines) + "\n", param="tools")
+    return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from helios.scheduler import (
+    CalibrationReport,
     CandidateScore,
     CheckpointStats,
     CompletionRecord,
@@ -367,3 +368,7 @@ class BaselineCore:
     def exploration(self) -> Mapping[SelectionReason, ExplorationAccount]:
         """Return nothing: a baseline explores on nobody's account."""
         return {}
+
+    def calibration(self) -> CalibrationReport:
+        """Return nothing: a baseline estimates no acceptance."""
+        return CalibrationReport((), (), ())

@@ -73,6 +73,7 @@ class FreePreparation:
         self.usage = core.usage
         self.checkpoint_stats = core.checkpoint_stats
         self.exploration = core.exploration
+        self.calibration = core.calibration
         self.resources = core.resources
         self.published_output = core.published_output
         self.complete_with_survival = core.complete_with_survival

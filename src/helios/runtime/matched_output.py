@@ -1,0 +1,164 @@
+"""Where one request's output stands in its grammar: one matcher of llguidance, and its guide."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import llguidance
+import numpy as np
+
+from helios.engine.grammar import GrammarError, TokenMasks
+
+_MESSAGE_LENGTH = 400
+
+
+class MatchedOutput:
+    """Implements helios.engine.grammar.OutputGrammar over one matcher.
+
+    The guide is a matcher of the same texts in one usual spelling, so it knows more of what comes
+    next; an output that leaves its spelling loses it. One lock per request: it is held for a mask
+    or a burst, some tenths of a millisecond.
+    """
+
+    __slots__ = (
+        "_end_bits",
+        "_ends",
+        "_fault",
+        "_guide",
+        "_ignores_end",
+        "_lock",
+        "_matcher",
+        "_taken",
+        "_usual_tokens",
+        "_words",
+    )
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        guide: llguidance.LLMatcher | None,
+        *,
+        usual_tokens: Callable[[bytes], Sequence[int]],
+        vocabulary_size: int,
+        end_tokens: Sequence[int],
+        ignores_end: bool,
+    ) -> None:
+        """`usual_tokens` says in which tokens the model usually writes a text that goes on."""
+        self._matcher = matcher
+        self._guide = guide
+        self._usual_tokens = usual_tokens
+        self._words = -(-vocabulary_size // 32)
+        self._ends = frozenset(end_tokens)
+        self._ignores_end = ignores_end
+        self._end_bits = np.zeros(self._words, np.uint32)
+        for token in end_tokens:
+            self._end_bits[token // 32] |= np.uint32(1 << token % 32)
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._fault: GrammarError | None = None
+        """Why there was no mask behind tokens that nobody has committed yet."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow what was taken."""
+        return bool(self._matcher.is_stopped())
+
+    def take(self, tokens: Sequence[int], *, at: int) -> int:
+        """Take committed tokens; return how many there were until the text was complete."""
+        with self._lock:
+            return self._take(tokens, at)
+
+    def admitted(self, proposals: Sequence[int]) -> int:
+        """Return how many of the proposals may follow one another, none of them an end token."""
+        text = list(proposals)
+        for place, token in enumerate(text):
+            if token in self._ends:
+                text = text[:place]
+                break
+        if not text:
+            return 0
+        with self._lock:
+            return int(self._matcher.validate_tokens(text))
+
+    def forced(self, limit: int) -> Sequence[int]:
+        """Return up to `limit` tokens in which text that must come next is usually written."""
+        with self._lock:
+            text = self._guide.compute_ff_bytes() if self._guide is not None else b""
+            text = text or self._matcher.compute_ff_bytes()
+            if not text:
+                return ()
+            run = list(self._usual_tokens(bytes(text))[:limit])
+            return run[: self._matcher.validate_tokens(run)] if run else ()
+
+    def masks(self, proposals: Sequence[int]) -> TokenMasks:
+        """Return the mask of the next token, and of the one behind each admitted proposal."""
+        masks = np.zeros((len(proposals) + 1, self._words), np.uint32)
+        with self._lock:
+            self._fill(masks[0])
+            taken = 0
+            for row, token in enumerate(proposals, 1):
+                if not self._matcher.consume_token(token):
+                    raise GrammarError(f"proposal {token} is not what the grammar allows here")
+                taken = row
+                self._fill(masks[row])
+            if taken and not self._matcher.rollback(taken):
+                raise GrammarError(f"the grammar cannot go back: {self._matcher.get_error()}")
+        return masks
+
+    def mask_after(self, tokens: Sequence[int], *, at: int) -> TokenMasks | None:
+        """Take tokens and return the mask behind them; None at the end and for a fault."""
+        with self._lock:
+            try:
+                self._take(tokens, at)
+                if self._matcher.is_stopped():
+                    return None
+                masks = np.zeros((1, self._words), np.uint32)
+                self._fill(masks[0])
+            except Exception as fault:  # noqa: BLE001 - it ends one request, not its whole frame.
+                self._fault = GrammarError(str(fault))
+                return None
+            return masks
+
+    def _take(self, tokens: Sequence[int], at: int) -> int:
+        """Take those of the tokens behind the first `at` that nobody has taken yet."""
+        if self._fault is not None:
+            raise self._fault
+        new = tokens[max(0, self._taken - at) :]
+        before = self._taken
+        for token in new:
+            if self._matcher.is_stopped():
+                break
+            if not self._matcher.consume_token(token):
+                self._fault = GrammarError(f"token {token} is not what the grammar allows here")
+                raise self._fault
+            self._taken += 1
+        if self._guide is not None:
+            text = list(new[: self._taken - before])
+            if self._guide.try_consume_tokens(text) < len(text):
+                self._guide = None
+        return min(len(tokens), self._taken - at)
+
+    def _fill(self, mask: TokenMasks) -> None:
+        """Write one mask."""
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error() or not mask.any():
+            check_matcher(self._matcher, "admits nothing more")
+            raise GrammarError("the grammar admits no token here")
+        if self._ignores_end:
+            open_ended = mask & ~self._end_bits
+            if open_ended.any():
+                mask[:] = open_ended
+
+
+def check_matcher(matcher: llguidance.LLMatcher, failed: str) -> None:
+    """Raise GrammarError with the library's reason when a matcher has given up."""
+    if matcher.is_error():
+        raise GrammarError(f"{failed}: {first_lines(matcher.get_error())}")
+
+
+def first_lines(message: str) -> str:
+    """Return a message of the library without its dump of the grammar."""
+    text = message.partition("<non-verbose/>")[0].partition("<state>")[0].strip()
+    text = text or "nothing can follow"
+    return text if len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 3] + "..."
