@@ -78,6 +78,7 @@ class LiveRequest:
         "finish_reason",
         "handle",
         "host_ended",
+        "is_constrained",
         "is_plain",
         "last_delivery_ns",
         "output_tokens",
@@ -134,15 +135,12 @@ class LiveRequest:
         self._grammar = grammar
         self.is_plain = copying is None and grammar is None and accepted.stops is None
         """Its tokens become text and nothing else: `take_single` may take them."""
+        self.is_constrained = grammar is not None
+        """It needs a mask for every row that it samples from."""
         self._grammar_tokens = 0
         """Output tokens that the grammar has taken."""
         self._grammar_fault: Exception | None = None
         """Why there was no mask for a frame that is in flight."""
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether it needs a mask for every row that it samples from."""
-        return self._grammar is not None
 
     def masks(self, rows: int) -> TokenMasks | None:
         """Return the masks of its next target rows, which follow 0, 1, ... of its proposals.
