@@ -11,7 +11,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.scheduler import GraphKind, PolicyConfig, RequestHandle, RequestSpec
@@ -198,26 +198,39 @@ policy_strategy = st.builds(
 )
 
 
-@given(
+Case = tuple[list[Lane], PolicyConfig, set[str], list[float], float]
+"""Requests, policy, unmeasured programs, durations of all programs and the price of the class."""
+situations: st.SearchStrategy[Case] = st.tuples(
     st.lists(lane_strategy, min_size=1, max_size=6),
     policy_strategy,
     st.sets(st.sampled_from(sorted(LARGER.duration_ns)), max_size=4),
     st.lists(st.floats(0.05, 50.0), min_size=11, max_size=11),
     st.floats(0.0, 100.0),
 )
-def test_random_situations(
-    lanes: list[Lane],
-    policy: PolicyConfig,
-    unknown: set[str],
-    durations_ms: list[float],
-    class_price: float,
-) -> None:
-    """Random prices, ages, weights and durations, unknown programs among them (11.3)."""
+
+
+def check_case(case: Case) -> None:
+    """Compare the decision of a random situation with the enumeration."""
+    lanes, policy, unknown, durations_ms, class_price = case
     names = sorted(LARGER.duration_ns)
     model = modelled(dict(zip(names, durations_ms, strict=True)))
     numbered = tuple(dataclasses.replace(lane, name=i) for i, lane in enumerate(lanes))
     situation = Situation(numbered, graphs_of(model, tuple(sorted(unknown))), policy, class_price)
     check(model, situation, tolerance=1e-9)
+
+
+@given(situations)
+def test_random_situations(case: Case) -> None:
+    """Random prices, ages, weights and durations, unknown programs among them (11.3)."""
+    check_case(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(situations)
+def test_ten_thousand_random_situations(case: Case) -> None:
+    """The same at length (decisions, 11.3)."""
+    check_case(case)
 
 
 @given(st.lists(lane_strategy, min_size=1, max_size=5), st.floats(1.0, 1e200))

@@ -8,12 +8,13 @@ import math
 import pytest
 
 from helios.scheduler import (
+    GraphKind,
     InvalidPolicyError,
     PolicyConfig,
 )
 from tests.support.catalogs import gpu_like
-from tests.support.decisions import decoding, scores_of
-from tests.support.world import World, measured_world
+from tests.support.decisions import decoding, only, scores_of
+from tests.support.world import World, measure_directly, measured_world
 
 POLICY = PolicyConfig()
 BETA, F, G, C = (
@@ -110,3 +111,37 @@ def test_zero_disables_a_preference(field: str) -> None:
     world.admit("b", 640, 5)
     world.run_until_idle()
     assert all(len(stream.tokens) == 5 for stream in world.streams.values())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "output_token_value",
+        "token_fairness",
+        "delivery_fairness",
+        "decode_age_price",
+        "terminal_value",
+        "terminal_age_price",
+    ],
+)
+def test_zero_removes_its_own_term_alone(field: str) -> None:
+    """A preference at zero is absent from every score, and no other is (Policy preferences)."""
+    policy = PolicyConfig(**{field: 0.0})
+    world = World(gpu_like(rows=4), rows=4, policy=policy)
+    measure_directly(world)
+    decoding(world, "a", "b", "c")
+    world.advance(7.0)
+    score = scores_of(world)["decode-b4"]
+    requests = [world.scheduler._state.table.find(s.handle) for s in world.streams.values()]
+    prices = [request.token_price or 0.0 for request in requests]
+    worth = sum(policy.output_token_value + policy.token_fairness * price for price in prices)
+    assert min(prices) > 0.0
+    assert score.service_value == pytest.approx(worth)
+    assert (score.delivery_value == 0.0) is (field == "delivery_fairness")
+    assert (score.age_credit == 0.0) is (field == "decode_age_price")
+    assert (score.waiting_cost == 0.0) is (field == "decode_age_price")
+    world.stop("c")
+    world.advance(7.0)
+    retirement = only(world, GraphKind.TERMINAL)[0]
+    assert (retirement.terminal_value == 0.0) is (field == "terminal_value")
+    assert (retirement.age_credit == 0.0) is (field == "terminal_age_price")

@@ -166,6 +166,21 @@ def test_a_queued_round_counts_with_its_ceiling() -> None:
     assert all(len(stream.tokens) == 60 for stream in world.streams.values())
 
 
+@pytest.mark.parametrize(("output", "width"), [(60, 8), (4, 4)])
+def test_a_cold_stream_tries_its_largest_useful_round(output: int, width: int) -> None:
+    """Unknown programs compete by useful value, so a lone stream needs no rule of its own (D18).
+
+    With three outputs left the round of four does all that the round of eight could.
+    """
+    model = recipe(Recipe(rows=1, prefills=(64,), widths=(1, 2, 4, 8)))
+    world = World(model, rows=1, speculation=ADAPTIVE)
+    world.admit("s", 64, output, acceptance=Always(3))
+    world.run(3)
+    flight = world.log[2]
+    assert flight.name == f"speculative-b1-d{width - 1}-w{width}"
+    assert flight.plan.reason is SelectionReason.DISCOVERY
+
+
 def test_alpha_is_the_exponent_of_survival() -> None:
     """Service of a round is the token value times 1 + sum of s^alpha (A1, A3)."""
     values = {}
@@ -204,6 +219,8 @@ def test_the_trace_of_a_round_names_its_physical_program() -> None:
                 graph.proposal_depth,
                 graph.rows,
             )
+            assert trace.prefill_capacity == graph.prefill_capacity
+            assert trace.prefill_row == flight.plan.prefill_row
             assert trace.estimated_duration_ns == EVERY.duration_ns[graph.name]
             assert trace.score.cost_age_ns is not None
             assert trace.score.reason is flight.plan.reason

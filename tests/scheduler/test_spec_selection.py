@@ -17,7 +17,7 @@ from helios.scheduler import (
 )
 from tests.support.catalogs import gpu_like, modelled
 from tests.support.decisions import decoding, only, scores_of
-from tests.support.world import World, measure_all, measured_world
+from tests.support.world import World, measure_all, measure_directly, measured_world
 
 POLICY = PolicyConfig()
 BETA, F, G, C = (
@@ -218,6 +218,28 @@ def test_sixty_four_requests_are_served() -> None:
 
 
 # ---- tie-breaks ---------------------------------------------------------------------------
+
+
+def test_equal_values_prefer_the_shorter_known_time() -> None:
+    """Before everything else, also before more requests (Duration estimates).
+
+    One output per 3 ms and two per 6 ms are the same value per time.
+    """
+    flat = dataclasses.replace(
+        POLICY, token_fairness=0.0, delivery_fairness=0.0, decode_age_price=0.0
+    )
+    model = modelled(
+        {"initialize-b2": 0.2, "prefill-c64": 4.0, "terminal-b2": 0.2}
+        | {"decode-b1": 3.0, "decode-b2": 6.0}
+    )
+    world = World(model, rows=2, policy=flat)
+    measure_directly(world)
+    decoding(world, "a", "b", needs_feedback=True)
+    scores = scores_of(world)
+    assert scores["decode-b1"].value_rate == scores["decode-b2"].value_rate
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.name == "decode-b1"
 
 
 def test_equal_values_prefer_more_requests() -> None:

@@ -13,15 +13,15 @@ from helios.scheduler import (
     GraphKind,
     Phase,
     PhaseError,
-    RequestHandle,
     SchedulerError,
     StalePlanError,
     TimeError,
 )
-from tests.support.catalogs import TINY, gpu_like
+from tests.support.catalogs import TINY, gpu_like, modelled
+from tests.support.decisions import decoding
 from tests.support.device import token_of
 from tests.support.snapshot import freeze
-from tests.support.world import World, measured_world
+from tests.support.world import World, measure_directly, measured_world
 
 DRAINING_KINDS = {
     GraphKind.INITIALIZE,
@@ -227,6 +227,53 @@ def test_queueing_projects_service_and_age() -> None:
     assert max(grown) - min(grown) <= 2
 
 
+def test_an_appended_frame_is_planned_from_the_expected_end() -> None:
+    """Selection uses ages at the queue's expected end; nobody was served meanwhile (same section).
+
+    Two streams and one row: sigma = 2 * 3 / 1, and the stream that waits is served next.
+    """
+    model = modelled(
+        {"initialize-b2": 0.25, "prefill-c64": 4.0, "decode-b1": 3.0, "terminal-b2": 0.25}
+    )
+    world = World(model, rows=2)
+    measure_directly(world)
+    decoding(world, "a", "b")
+    first = world.plan()
+    assert first is not None
+    flight = world.commit(first)
+    (waiting,) = {"a", "b"} - set(flight.lanes)
+    second = world.plan()
+    assert second is not None
+    assert second.terms is not None
+    assert [step.handle for step in second.steps] == [world.streams[waiting].handle]
+    begin_ns = world.now_ns + first.estimated_duration_ns
+    age_ms = (begin_ns - world.streams[waiting].visible_ns[-1]) / 1e6
+    price = world.policy.decode_age_price
+    assert age_ms >= 3.0, "the running frame is in its age already"
+    assert second.terms.age_credit == pytest.approx(price * 6.0 * (age_ms + 3.0))
+
+
+def test_a_queued_expected_delivery_starts_the_age_again() -> None:
+    """A projected age counts from the expected delivery and not from the last one (same section).
+
+    Until it is published the visible age stays as it was.
+    """
+    world = streaming_world("a")
+    for expected_age_ms in (None, 0.0):
+        plan = world.plan()
+        assert plan is not None
+        assert plan.terms is not None
+        age_ms = (world.now_ns - world.streams["a"].visible_ns[-1]) / 1e6
+        if expected_age_ms is not None:
+            age_ms = expected_age_ms
+        price = world.policy.decode_age_price
+        assert plan.terms.age_credit == pytest.approx(price * 3.0 * (age_ms + 3.0))
+        world.commit(plan)
+        world.advance(1.5)
+    request = world.scheduler._state.table.find(world.streams["a"].handle)
+    assert request.visible_ns == world.streams["a"].visible_ns[-1]
+
+
 def test_projection_commits_nothing() -> None:
     """Projection never publishes tokens, moves history or resets a visible age (same section)."""
     world = streaming_world("ab")
@@ -336,26 +383,30 @@ def test_time_never_runs_backwards() -> None:
 
 
 def test_cancelled_resources_stay_owned_through_the_last_fence() -> None:
-    """Pages and rows remain owned through the last submitted fence (same section)."""
+    """Pages and rows remain owned through the last submitted fence (same section).
+
+    Of four rows two are taken: the third newcomer waits for the one that drains.
+    """
     world = streaming_world("ab")
     handle = world.streams["a"].handle
     world.submit()
     assert all("a" in flight.lanes for flight in world.queue)
-    pages = set(world.queue[0].plan.steps[0].pages)
-    rows = {step.row for step in world.queue[0].plan.steps}
+    (held,) = [step for step in world.queue[0].plan.steps if step.handle == handle]
     world.cancel("a")
     world.finish_frame()
-    assert world.scheduler.phase_of(handle) is Phase.DRAINING
-    world.admit("c", 32)
-    world.admit("d", 32)
-    world.admit("e", 32)
     for name in "cde":
-        plan = world.plan()
-        assert plan is None or not set(plan.steps[0].pages) & pages or not plan.steps, name
+        world.admit(name, 32)
+    assert world.scheduler.phase_of(handle) is Phase.DRAINING
+    assert world.scheduler.usage().waiting == 1
+    others = [r for r in world.scheduler._state.table.resident if r.handle != handle]
+    assert len(others) == 3
+    assert held.row not in {request.row for request in others}
+    assert not set(held.pages) & {page for request in others for page in request.pages}
     world.finish_frame()
-    assert rows
-    with pytest.raises(SchedulerError):
-        world.scheduler.cancel(RequestHandle(handle.slot, handle.generation + 7))
+    assert world.scheduler.phase_of(handle) is Phase.RELEASED
+    last = world.scheduler._state.table.find(world.streams["e"].handle)
+    assert last.row == held.row
+    assert set(held.pages) & set(last.pages)
 
 
 def test_a_cancelled_frame_yields_no_token_of_the_cancelled() -> None:

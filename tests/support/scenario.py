@@ -3,8 +3,10 @@
 start gpu|cpu|tiny [cold|seeded|measured] rows= pages= page_size= prefills= scored= FIELD=
     Build the world; measured is the default. Any policy field may be given by its name.
 start rounds mode=adaptive|fixed|ordinary width= rows= widths= ragged=D:QUARTERS,.. [device] copy=
-    mixed=W:PROMPT,.. mixed_ordinary= vision= [states] prefills= [cold] snapshot_rows= FIELD=
+    mixed=W:PROMPT,.. mixed_ordinary= vision= [states] prefills= [cold] snapshot_rows= preseeded=K
+    FIELD=
     The recipe of `catalogs.Recipe`; measured is the default here too.
+    With preseeded=K an earlier process has seen K drafted proposals accepted in every round.
 duration NAME=MS            from now on, the program truly costs this
 measure                     let the scheduler observe every true cost once, now
 admit NAME prompt= output= ends_at= count= weight= [scored] [feedback]
@@ -15,6 +17,7 @@ run frames=                 run frames; prints them, equal neighbours folded
 until ms=                   run until a moment after start
 idle                        run until nothing is left
     These three take `quiet`, which prints only how often each program ran.
+rounds frames=              run frames; prints what streams gained by them: least, most
 submit                      fill the window; prints what was submitted
 advance ms=                 let time pass
 cancel NAME / stop NAME     client gone / stop string found
@@ -37,6 +40,7 @@ from helios.scheduler import (
     Endpoint,
     GraphKind,
     PolicyConfig,
+    ProposalSource,
     ScheduledPlan,
     SelectionReason,
     SpeculationConfig,
@@ -101,6 +105,8 @@ class Scenario:
             speculation=_speculation(arguments) if is_rounds else None,
             more={"snapshot_rows": arguments.number("snapshot_rows", 0)},
         )
+        if preseeded := arguments.text("preseeded", ""):
+            _preseed(self.world, int(preseeded))
         if not is_cold and not is_seeded:
             (measure_directly if is_rounds else measure_all)(self.world)
         self.start_ns = self.world.now_ns
@@ -145,6 +151,13 @@ class Scenario:
 
     def on_idle(self, arguments: Arguments) -> str:
         return self._frames(self.now.run_until_idle, quiet=arguments.flag("quiet"))
+
+    def on_rounds(self, arguments: Arguments) -> str:
+        streams = self.now.streams.values()
+        before = [len(stream.tokens) for stream in streams]
+        self.now.run(arguments.number("frames"))
+        gains = [len(stream.tokens) - count for stream, count in zip(streams, before, strict=True)]
+        return f"least={min(gains)} most={max(gains)}"
 
     def on_submit(self, arguments: Arguments) -> str:
         return "\n".join(self._frame_line([f]) for f in self.now.submit()) or "nothing"
@@ -272,6 +285,13 @@ def _recipe(arguments: Arguments, rows: int) -> Recipe:
 def _speculation(arguments: Arguments) -> SpeculationConfig:
     mode = DecodeMode(arguments.text("mode", "adaptive"))
     return SpeculationConfig(mode=mode, fixed_width=arguments.number("width", 0))
+
+
+def _preseed(world: World, accepts: int) -> None:
+    """Install what an earlier process learned of drafts of which so many were accepted."""
+    depth = max(graph.proposal_depth for graph in world.model.catalog.graphs)
+    survivals = [float(each < accepts) for each in range(depth)]
+    world.scheduler.seed_acceptance(ProposalSource.LEARNED, survivals, weight=64.0)
 
 
 def _kept(arguments: Arguments) -> tuple[Endpoint, ...]:

@@ -76,6 +76,8 @@ KIND_NAMES = {
 }
 
 MAX_BATCH = 64
+MAX_DEPTH = 4096
+"""Estimates have a cell for every row and depth of the catalog."""
 COMPLETION_TOKENS = 8
 """Most tokens that a lane of a mixed graph can complete with where a catalog declares nothing."""
 PROMPT_ALIGNMENT_TOKENS = 64
@@ -184,6 +186,7 @@ class GraphDescriptor:
         depth, width, device = self.proposal_depth, self.token_capacity, RowAllocation.DEVICE
         packed = self.batch_capacity <= self.rows <= self.batch_capacity * width
         rules = (
+            (depth <= MAX_DEPTH, f"proposal_depth must be at most {MAX_DEPTH}"),
             (self.kind is GraphKind.MIXED or not self.prefill_capacity, "no mixed prompt here"),
             (self.kind is GraphKind.MIXED or self.speculation_enabled, "rounds keep draft state"),
             (depth >= 0 and (depth == 0) == (width == 1), "D = 0 and W = 1 go together"),
@@ -289,10 +292,15 @@ class Catalog:
         `completion_tokens` bounds the decode width of mixed graphs: what one lane's completion has
         room for.
         """
-        check_integer(InvalidCatalogError, "completion_tokens", completion_tokens, least=1)
+        error = InvalidCatalogError
+        check_integer(error, "completion_tokens", completion_tokens, least=1)
+        check_type(error, "graphs", graphs, Iterable, "descriptors")
+        given = tuple(graphs)
+        for index, graph in enumerate(given):
+            check_type(error, f"graphs[{index}]", graph, GraphDescriptor, "a GraphDescriptor")
         ordered = tuple(
             sorted(
-                (dataclasses.replace(graph, estimated_duration_ns=0) for graph in graphs),
+                (dataclasses.replace(graph, estimated_duration_ns=0) for graph in given),
                 key=lambda graph: graph.key,
             )
         )

@@ -43,8 +43,12 @@ def check_number(
 
 
 def check_type(
-    error: type[SchedulerError], name: str, value: object, wanted: type, what: str
+    error: type[SchedulerError],
+    name: str,
+    value: object,
+    wanted: type | tuple[type, ...],
+    what: str,
 ) -> None:
     """Raise `error` unless `value` is an instance of `wanted`, which people call `what`."""
     if not isinstance(value, wanted):
-        raise error(f"{name} must be {what}, not {value!r}")
+        raise error(f"{name} must be {what}, not {value!r:.200}")

@@ -13,7 +13,7 @@ from operator import add, le, lt
 from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind, RowAllocation
-from helios.scheduler.checks import LARGEST_INTEGER
+from helios.scheduler.checks import LARGEST_INTEGER, check_type
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
@@ -31,6 +31,8 @@ _STREAM_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 
 def check_timing(timing: ExecutionTiming) -> None:
     """Raise CompletionError for an interval that no clock can produce."""
+    check_type(CompletionError, "timing", timing, ExecutionTiming, "an ExecutionTiming")
+    check_type(CompletionError, "timing.device_ns", timing.device_ns, Sequence, "a tuple")
     for name, value in (
         ("wall_ns", timing.wall_ns),
         ("readiness_ns", timing.readiness_ns),
@@ -65,6 +67,7 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> Streamin
     Return their columns if all lanes are streams that go on, which have no fault.
     """
     steps = frame.plan.steps
+    check_type(CompletionError, "records", records, Sequence, "a sequence of CompletionRecord")
     if len(records) != len(steps):
         raise CompletionError(
             f"fence {frame.fence}: {len(steps)} lanes were committed, {len(records)} completed"
@@ -74,18 +77,24 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> Streamin
         return streaming
     is_exact = frame.plan.graph.allocation is not RowAllocation.DEVICE
     for step, request, record in zip(steps, frame.requests, records, strict=True):
-        ceiling, offered = step.output_ceiling, record.offered
-        if (
-            record.handle != step.handle
-            or record.prompt_tokens != step.prompt_tokens
-            or record.terminated
-            or request.phase > Phase.DECODE
-            or (offered and ((is_exact and offered != ceiling) or type(offered) is not int))
-            or not 0 < len(record.tokens) <= (offered or ceiling) <= ceiling
-        ):
-            fault = _fault_of(step, request, record, is_exact=is_exact)
-            if fault is not None:
-                raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
+        try:
+            ceiling, offered = step.output_ceiling, record.offered
+            if (
+                record.handle != step.handle
+                or record.prompt_tokens != step.prompt_tokens
+                or type(record.prompt_tokens) is not int
+                or record.terminated
+                or request.phase > Phase.DECODE
+                or (offered and ((is_exact and offered != ceiling) or type(offered) is not int))
+                or not 0 < len(record.tokens) <= (offered or ceiling) <= ceiling
+            ):
+                fault = _fault_of(step, request, record, is_exact=is_exact)
+            else:
+                continue
+        except (AttributeError, TypeError):
+            fault = f"{record!r:.200} is not what a lane did"
+        if fault is not None:
+            raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
     return None
 
 
@@ -142,26 +151,42 @@ def _fault_of(
     step: ScheduledStep, request: Request, record: CompletionRecord, *, is_exact: bool
 ) -> str | None:
     """Say how a lane's record contradicts its step; None when it does not."""
-    ceiling, produced = step.output_ceiling, len(record.tokens)
+    produced = len(record.tokens)
     if record.handle != step.handle:
         return f"the record names {record.handle}"
-    if record.prompt_tokens != step.prompt_tokens:
-        return f"{step.prompt_tokens} prompt tokens were scheduled, {record.prompt_tokens} consumed"
-    offered = offered_rows(record, ceiling)
-    if isinstance(offered, bool) or not isinstance(offered, int) or not 0 <= offered <= ceiling:
-        return f"{record.offered!r} target rows were offered, at most {ceiling} fit"
-    if is_exact and offered != ceiling:
-        return f"{offered} target rows were offered, the host had fixed {ceiling}"
-    if produced > offered:
-        return f"{produced} tokens, at most {offered} fit"
+    fault = _fault_of_counts(step, record, is_exact=is_exact)
+    if fault is not None:
+        return fault
     if request.end_token_seen:
         # The earlier frame ended this request on the device, where a finished row stays silent.
         return "a token after the request's end token" if produced else None
     if record.terminated and not produced:
         return "terminated without a token"
-    if not produced and ceiling and request.phase <= Phase.DECODE:
+    if not produced and step.output_ceiling and request.phase <= Phase.DECODE:
         return "no token, but nothing ended the request before"
     return None
+
+
+def _fault_of_counts(
+    step: ScheduledStep, record: CompletionRecord, *, is_exact: bool
+) -> str | None:
+    """Say which number of a record is none, or not what its step allows; None for neither."""
+    ceiling, consumed = step.output_ceiling, record.prompt_tokens
+    offered, produced = offered_rows(record, ceiling), len(record.tokens)
+    # A float or a bool would be counted on from here on.
+    if consumed != step.prompt_tokens or not _is_a(int, consumed):
+        return f"{step.prompt_tokens} prompt tokens were scheduled, {consumed!r} consumed"
+    if not _is_a(bool, record.terminated):
+        return f"terminated must be a bool, not {record.terminated!r}"
+    if isinstance(offered, bool) or not isinstance(offered, int) or not 0 <= offered <= ceiling:
+        return f"{record.offered!r} target rows were offered, at most {ceiling} fit"
+    if is_exact and offered != ceiling:
+        return f"{offered} target rows were offered, the host had fixed {ceiling}"
+    return f"{produced} tokens, at most {offered} fit" if produced > offered else None
+
+
+def _is_a(kind: type, value: object) -> bool:
+    return type(value) is kind
 
 
 class Outcome(NamedTuple):

@@ -16,6 +16,9 @@ _POSITIVE = ("adaptation_ms", "arrival_shares", "adaptive_verification_alpha")
 
 MAX_ROWS = 64
 """Selection is bounded to this many resident requests."""
+MAX_PAGES = 2**24
+"""Of pages and of snapshot rows: the pool has a list entry for each."""
+_MOST = {"row_count": MAX_ROWS, "page_count": MAX_PAGES, "snapshot_rows": MAX_PAGES}
 
 _SWITCHES = ("page_growth", "page_prefixes")
 _OPTIONAL = ("snapshot_rows", "draft_extent_tokens", "feature_rows")
@@ -66,8 +69,8 @@ class PolicyConfig:
     decode_age_price: float = 0.1
     """Linear output-age cost coefficient, value/ms^2 (c)."""
     gap_objective_ms: float = 0.0
-    """Gap that streams should stay below: waiting costs more from six tenths of it on; 0 leaves the
-    cost of waiting linear (decision 0026)."""
+    """Gap that streams should stay below: waiting costs more from half of it on; 0 leaves the cost
+    of waiting linear (decision 0026)."""
     terminal_value: float = 256.0
     """Value of one terminal retirement, in prompt-token units."""
     terminal_age_price: float = 1.0
@@ -162,7 +165,7 @@ class ResourceConfig:
                 f"resources.{field.name}",
                 value,
                 least=0 if field.name in _OPTIONAL else 1,
-                most=MAX_ROWS if field.name == "row_count" else LARGEST_INTEGER,
+                most=_MOST.get(field.name, LARGEST_INTEGER),
             )
 
     def pages_for(self, tokens: int) -> int:

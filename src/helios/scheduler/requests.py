@@ -220,10 +220,13 @@ class RequestTable:
 
         Raises UnknownHandleError when it was never issued or its slot was issued again.
         """
-        slot, generation = handle
-        if not 0 <= slot < len(self._requests):
-            raise UnknownHandleError(f"no request was ever issued {handle}")
-        request = self._requests[slot]
+        try:
+            slot, generation = handle
+            if not 0 <= slot < len(self._requests):
+                raise UnknownHandleError(f"no request was ever issued {handle}")
+            request = self._requests[slot]
+        except (TypeError, ValueError):
+            raise UnknownHandleError(f"{handle!r:.200} is no RequestHandle") from None
         if request.handle[1] != generation:
             raise UnknownHandleError(f"{handle}: the slot is at {request.handle}")
         return request

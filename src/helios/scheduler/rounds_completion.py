@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from helios.scheduler.acceptance import Flags, Floats, Integers, Lanes
 from helios.scheduler.catalog import GraphKind, RowAllocation
+from helios.scheduler.checks import check_type
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import CompletionRecord
@@ -199,8 +200,10 @@ def check_peers(
     peers: Sequence[Sequence[CompletionRecord]],
 ) -> None:
     """Raise CompletionError when a peer's rank disagrees with rank zero about any lane."""
+    check_type(CompletionError, "peers", peers, Sequence, "a sequence of the ranks' records")
     for rank, others in enumerate(peers, 1):
         where = f"fence {frame.fence}, rank {rank}"
+        check_type(CompletionError, where, others, Sequence, "a sequence of CompletionRecord")
         if len(others) != len(records):
             raise CompletionError(f"{where}: {len(others)} lanes, rank 0 has {len(records)}")
         for lane, (step, mine, other) in enumerate(
@@ -211,6 +214,7 @@ def check_peers(
 
 
 def _check_lane(where: str, ceiling: int, mine: CompletionRecord, other: CompletionRecord) -> None:
+    check_type(CompletionError, where, other, CompletionRecord, "a CompletionRecord")
     for name, left, right in (
         ("handle", mine.handle, other.handle),
         ("prompt_tokens", mine.prompt_tokens, other.prompt_tokens),

@@ -17,6 +17,7 @@ from helios.scheduler.checks import check_integer, check_type
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     FenceError,
+    InvalidCatalogError,
     InvalidPolicyError,
     InvalidRequestError,
     PhaseError,
@@ -55,12 +56,14 @@ class Scheduler:
         policy: PolicyConfig | None = None,
         speculation: SpeculationConfig | None = None,
     ) -> None:
-        self._state = State(
-            catalog,
-            resources,
-            PolicyConfig() if policy is None else policy,
-            SpeculationConfig() if speculation is None else speculation,
-        )
+        policy = PolicyConfig() if policy is None else policy
+        speculation = SpeculationConfig() if speculation is None else speculation
+        error = InvalidPolicyError
+        check_type(InvalidCatalogError, "catalog", catalog, Catalog, "a Catalog")
+        check_type(error, "resources", resources, ResourceConfig, "a ResourceConfig")
+        check_type(error, "policy", policy, PolicyConfig, "a PolicyConfig")
+        check_type(error, "speculation", speculation, SpeculationConfig, "a SpeculationConfig")
+        self._state = State(catalog, resources, policy, speculation)
 
     # Configuration and admission ------------------------------------------------------------------
 
@@ -98,6 +101,7 @@ class Scheduler:
         graph or a duration that is not a positive integer.
         """
         self._check_unused("seed_costs")
+        check_type(InvalidCatalogError, "seeds", seeds, Mapping, "a mapping of names to ns")
         self._state.costs.seed(seeds)
 
     def seed_acceptance(
@@ -116,8 +120,13 @@ class Scheduler:
         InvalidRequestError for values that no history could have.
         """
         self._check_unused("seed_acceptance")
+        error = InvalidRequestError
+        check_type(error, "source", source, ProposalSource, "a ProposalSource")
         if source is ProposalSource.NONE:
-            raise InvalidRequestError("source: acceptance belongs to learned or copied proposals")
+            raise error("source: acceptance belongs to learned or copied proposals")
+        check_type(error, "survivals", survivals, Sequence, "a sequence of probabilities")
+        for name, value in (("weight", weight), *(("survivals", value) for value in survivals)):
+            check_type(error, name, value, (int, float), "numbers")
         acceptance = self._state.history.acceptance
         acceptance.seed(source_index(source), survivals, weight, is_taught=is_taught)
 
@@ -132,6 +141,7 @@ class Scheduler:
         line is full.
         """
         state = self._state
+        check_type(InvalidRequestError, "spec", spec, RequestSpec, "a RequestSpec")
         state.pool.check_possible(spec)
         if spec.scored and not state.shapes.by_kind[GraphKind.SCORED_PREFILL]:
             raise InvalidRequestError("scored: the catalog has no scored-prefill graph")

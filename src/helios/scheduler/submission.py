@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helios.scheduler import exploration
-from helios.scheduler.checks import check_integer
+from helios.scheduler.checks import check_integer, check_type
 from helios.scheduler.errors import FenceError, StalePlanError
 from helios.scheduler.paging import check_pages, redraw, take_pages
 from helios.scheduler.plan import ScheduledPlan, ScheduledStep
@@ -16,6 +16,7 @@ from helios.scheduler.window import Frame
 
 def commit(state: State, plan: ScheduledPlan, fence: Fence) -> None:
     """Submit a plan under a new fence; see `Scheduler.commit`."""
+    check_type(StalePlanError, "plan", plan, ScheduledPlan, "a ScheduledPlan")
     check_integer(FenceError, "fence", fence, least=0)
     if state.last_fence is not None and fence <= state.last_fence:
         raise FenceError(f"fence {fence} is not above {state.last_fence}")
@@ -104,7 +105,11 @@ def _checked_lane(state: State, plan: ScheduledPlan, step: ScheduledStep) -> Req
 def _check_submittable(state: State, plan: ScheduledPlan) -> bool:
     """Return whether a further frame may be queued behind this one."""
     graphs = state.catalog.graphs
-    if plan.epoch > state.version or graphs[plan.graph_index] is not plan.graph:
+    if (
+        plan.epoch > state.version
+        or plan.graph_index >= len(graphs)
+        or graphs[plan.graph_index] is not plan.graph
+    ):
         raise StalePlanError("the plan was made by another scheduler")
     fresh = state.costs.is_fresh(plan.cost_index, state.now_ns)
     if state.window.frames:

@@ -38,6 +38,10 @@ class PlanTrace:
     token_capacity: int
     proposal_depth: int
     packed_capacity: int
+    prefill_capacity: int
+    """Prompt tokens of a mixed graph; zero for every other family."""
+    prefill_row: int
+    """Index of the prompt row in `lanes` of a mixed graph; -1 for none."""
     estimated_duration_ns: int
     lanes: tuple[TraceLane, ...]
     score: CandidateScore
@@ -57,7 +61,9 @@ def trace_of_plan(
         batch_capacity=graph.batch_capacity,
         token_capacity=graph.token_capacity,
         proposal_depth=graph.proposal_depth,
-        packed_capacity=graph.packed_capacity or graph.batch_capacity * graph.token_capacity,
+        packed_capacity=graph.rows,
+        prefill_capacity=graph.prefill_capacity,
+        prefill_row=plan.prefill_row,
         estimated_duration_ns=plan.estimated_duration_ns,
         lanes=tuple(
             TraceLane(

@@ -4,8 +4,8 @@
      |-- frame 1 (running) ------|-- frame 2 (queued) ------|
                                  ^ a frame planned while only frame 1 is in flight starts here
 
-Only decode may occupy both places. Projection moves copies: stored prices and visible ages change
-with validated completions and publications alone.
+Only decode and rounds may occupy both places. Projection moves copies: stored prices and visible
+ages change with validated completions and publications alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Frame:
         self.queued = queued
         """Another frame was in flight at commit, so the wall interval contains its execution."""
         self.extendable = extendable
-        """A further frame may be queued behind it: decode at a fresh measured cost."""
+        """A further frame may be queued behind it: decode or a round at a fresh measured cost."""
 
 
 class Window:
