@@ -179,7 +179,7 @@ def test_a_record_of_other_types_changes_nothing(fields: dict[str, Any]) -> None
     assert flight.plan.graph.kind is GraphKind.PREFILL
     world.advance_to(flight.finish_ns)
     (good,) = [world._execute(step.handle, flight) for step in flight.plan.steps]
-    bad = dataclasses.replace(good, **fields)
+    bad = good._replace(**fields)
     timing = world.timing_of(world, flight)
     scheduler = world.scheduler
     refused(world, CompletionError, lambda: scheduler.complete(flight.fence, [bad], timing))
