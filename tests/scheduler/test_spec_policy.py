@@ -14,7 +14,7 @@ from helios.scheduler import (
 )
 from tests.support.catalogs import gpu_like
 from tests.support.decisions import decoding, only, scores_of
-from tests.support.world import World, measure_directly, measured_world
+from tests.support.world import World, measured_world
 
 POLICY = PolicyConfig()
 BETA, F, G, C = (
@@ -125,11 +125,14 @@ def test_zero_disables_a_preference(field: str) -> None:
     ],
 )
 def test_zero_removes_its_own_term_alone(field: str) -> None:
-    """A preference at zero is absent from every score, and no other is (Policy preferences)."""
+    """A preference at zero is absent from every score, and no other is (Policy preferences).
+
+    The streams get their prices under the whole table; only then the preference is dropped.
+    """
     policy = PolicyConfig(**{field: 0.0})
-    world = World(gpu_like(rows=4), rows=4, policy=policy)
-    measure_directly(world)
+    world = measured_world(rows=4)
     decoding(world, "a", "b", "c")
+    world.scheduler._state.policy = policy
     world.advance(7.0)
     score = scores_of(world)["decode-b4"]
     requests = [world.scheduler._state.table.find(s.handle) for s in world.streams.values()]
