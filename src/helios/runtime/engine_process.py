@@ -34,7 +34,13 @@ from helios.runtime.grammar_thread import GrammarThread
 from helios.runtime.link import EngineLink, LinkError, LinkSink, StartFailed
 from helios.runtime.settings import EngineSettings
 from helios.runtime.trace_file import TraceFile
-from helios.scheduler import Catalog, GraphDescriptor, ProposalSource, Scheduler
+from helios.scheduler import (
+    Catalog,
+    GraphDescriptor,
+    ProposalSource,
+    ResourceConfig,
+    Scheduler,
+)
 
 COMMANDS_PER_TURN: Final = 64
 """Commands taken before the loop looks at finished frames again."""
@@ -103,18 +109,14 @@ class EngineHost:
         loaded = [graph.name for graph in model.catalog.graphs]
         seeds = model.cost_seeds_ns
         scheduler.seed_costs({name: seeds[name] for name in loaded if name in seeds})
+        proposes = starts_learned(scheduler, settings.draft_survivals)
         self._core = EngineCore(
             scheduler=scheduler,
             executor=self._executor,
             clock=clock,
             sink=LinkSink(link),
             detokenizers=detokenizers,
-            rules=AdmissionRules(
-                resources=resources,
-                vocabulary_size=settings.model.vocabulary_size,
-                eos_token_ids=settings.model.eos_token_ids,
-                grammar_width_limit=int(_starts_learned(scheduler, settings.draft_survivals)),
-            ),
+            rules=_rules(settings, resources, proposes=proposes),
             trace=trace,
             copying=_copying(scheduler),
             grammars=self._grammars,
@@ -211,6 +213,18 @@ def _prepare_process(parent_pid: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
+def _rules(
+    settings: EngineSettings, resources: ResourceConfig, *, proposes: bool
+) -> AdmissionRules:
+    """Return what requests are checked against; `proposes` where programs propose by themselves."""
+    return AdmissionRules(
+        resources=resources,
+        vocabulary_size=settings.model.vocabulary_size,
+        eos_token_ids=settings.model.eos_token_ids,
+        grammar_width_limit=int(proposes),
+    )
+
+
 def _generating(scheduler: Scheduler) -> list[GraphDescriptor]:
     """Return the programs that streams may run in."""
     return [
@@ -224,7 +238,7 @@ def _deepest(scheduler: Scheduler) -> int:
     return max(graph.proposal_depth for graph in scheduler.catalog.graphs)
 
 
-def _starts_learned(scheduler: Scheduler, survivals: Sequence[float]) -> bool:
+def starts_learned(scheduler: Scheduler, survivals: Sequence[float]) -> bool:
     """Return whether programs propose by themselves, and let requests start as they should there.
 
     They start with what the training of the head has measured, if anything is known of it. What the
