@@ -25,10 +25,8 @@ from tests.flare.test_speculation import (
     body_of,
     test_a_stop_string_inside_a_burst_ends_the_answer_there,
     test_clients_that_leave_in_mid_round_take_nothing_from_the_others,
-    test_greedy_answers_are_those_without_speculation,
     test_log_probabilities_are_those_without_speculation,
     test_output_limits_end_a_burst_where_they_stand,
-    test_sampled_answers_of_a_seed_are_those_without_speculation,
     test_streams_bring_every_token_and_the_usage,
     test_the_context_ends_inside_a_round,
 )
@@ -37,10 +35,8 @@ from tests.flare.tiny_directory import write_tiny_directory
 __all__ = [
     "test_a_stop_string_inside_a_burst_ends_the_answer_there",
     "test_clients_that_leave_in_mid_round_take_nothing_from_the_others",
-    "test_greedy_answers_are_those_without_speculation",
     "test_log_probabilities_are_those_without_speculation",
     "test_output_limits_end_a_burst_where_they_stand",
-    "test_sampled_answers_of_a_seed_are_those_without_speculation",
     "test_streams_bring_every_token_and_the_usage",
     "test_the_context_ends_inside_a_round",
 ]
@@ -101,7 +97,7 @@ def started(package: str, models: tuple[Path, Path], traces: Path) -> Iterator[d
         yield found
 
 
-@pytest.fixture(scope="module", params=["learned", "both", "fixed"])
+@pytest.fixture(scope="module", params=["learned", "both"])
 def servers(started: dict[str, Server], request: pytest.FixtureRequest) -> tuple[Server, Server]:
     """A server without speculation and one with a draft head."""
     return started["ordinary"], started[request.param]
@@ -125,6 +121,28 @@ def test_each_server_runs_rounds_of_its_own_sources(started) -> None:
     for source in ("learned", "copy"):
         first = f'source="{source}",depth="1"'
         assert found[f"flare_speculative_depth_offered_total{{{first}}}"] > 0, source
+
+
+@pytest.mark.parametrize("mode", ["learned", "both", "fixed"])
+def test_greedy_answers_are_those_of_a_server_without_a_head(started, mode) -> None:
+    bodies = [body_of(number) for number in range(60)]
+    expected = started["ordinary"].ask_all(bodies, 4)
+    server, name = started[mode], "flare_speculative_accepted_tokens_total"
+    before = server.metrics()[name]
+    assert server.ask_all(bodies, 4) == expected
+    assert server.metrics()[name] > before
+
+
+@pytest.mark.parametrize("mode", ["both", "fixed"])
+def test_sampled_answers_of_a_seed_are_those_of_a_server_without_a_head(started, mode) -> None:
+    settings: tuple[dict[str, Any], ...] = (
+        {"temperature": 1.0, "top_p": 0.7},
+        {"temperature": 0.6, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+        {"temperature": 0.5, "extra_body": {"top_k": 5, "min_p": 0.05, "repetition_penalty": 1.2}},
+        {"temperature": 0.3, "logit_bias": {"97": 3, "98": 3, "32": 2}},
+    )
+    bodies = [body_of(number, seed=number, **settings[number % 4]) for number in range(48)]
+    assert started[mode].ask_all(bodies, 4) == started["ordinary"].ask_all(bodies, 4)
 
 
 def test_learned_rounds_need_nothing_from_the_host(started, traces) -> None:
