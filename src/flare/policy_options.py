@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -102,13 +102,10 @@ PopulationWeight = Annotated[
     float | None,
     _field(
         "--mtp-population-weight",
-        "Observations as which a new request counts the acceptance of earlier ones (0: none).",
+        "Observations as which a new request counts the acceptance of earlier ones (0: none; "
+        "balanced: 8).",
     ),
 ]
-
-
-ALONE_SERVICE_SHARE: Final = 0.99
-"""Rounds for everybody are as wide as service per time says (decisions 0018 and 0023)."""
 
 
 def policy_of(
@@ -117,15 +114,9 @@ def policy_of(
     estimate_ttl_ms: float | None = None,
     **overrides: float | None,
 ) -> PolicyConfig:
-    """Return the preset with every given field replaced. Raises InvalidPolicyError.
-
-    A server's balanced preset leaves the width of rounds for everybody to service per time: its age
-    price is in value per ms squared, so where a step takes tens of milliseconds it would outweigh
-    every burst. Nothing else in it depends on proposals, and without any nothing changes.
-    """
-    base = PolicyConfig.throughput()
-    if preset is Preset.BALANCED:
-        base = dataclasses.replace(PolicyConfig.balanced(), alone_service_share=ALONE_SERVICE_SHARE)
+    """Return the preset with every given field replaced. Raises InvalidPolicyError."""
+    is_balanced = preset is Preset.BALANCED
+    base = PolicyConfig.balanced() if is_balanced else PolicyConfig.throughput()
     changes = {name: value for name, value in overrides.items() if value is not None}
     if estimate_ttl_ms is not None:
         base = dataclasses.replace(base, estimate_ttl_ns=int(estimate_ttl_ms * 1_000_000))

@@ -41,16 +41,13 @@ def test_what_is_no_capacity_list_is_refused_by_option(text: str) -> None:
         capacity_list(text, "--request-buckets")
 
 
-SERVED = dataclasses.replace(PolicyConfig.balanced(), alone_service_share=0.99)
-
-
 def test_a_policy_is_a_preset_with_overrides() -> None:
-    assert policy_of(Preset.BALANCED) == SERVED
+    assert policy_of(Preset.BALANCED) == PolicyConfig.balanced()
     policy = policy_of(Preset.THROUGHPUT, decode_age_price=0.5, terminal_value=None)
     assert policy == dataclasses.replace(PolicyConfig.throughput(), decode_age_price=0.5)
     assert policy_of(Preset.BALANCED, estimate_ttl_ms=1.5).estimate_ttl_ns == 1_500_000
     by_score = policy_of(Preset.BALANCED, alone_service_share=0.0)
-    assert by_score == PolicyConfig.balanced()
+    assert by_score == dataclasses.replace(PolicyConfig.balanced(), alone_service_share=0.0)
 
 
 def test_an_impossible_policy_is_refused_by_field() -> None:

@@ -87,6 +87,8 @@ def test_presets_differ_from_the_table_in_their_named_fields_only() -> None:
         "prefill_balance": 6.0,
         "arrival_shares": 1.0,
         "decode_age_price": 2.0,
+        "alone_service_share": 0.99,
+        "population_weight": 8.0,
     }
     assert changed(throughput) == {"delivery_fairness": 0.0, "decode_age_price": 0.0}
     for preset in (balanced, throughput):

@@ -68,12 +68,14 @@ def test_policy_defaults() -> None:
 
 
 def test_balanced_preset_weighs_prompts_as_a_class() -> None:
-    """The server's preset departs from the table in three fields (decisions 0005, 0015, 0019)."""
+    """The preset departs from the table in five fields (decisions 0005, 0015, 0018, 0019)."""
     expected = dataclasses.replace(
         POLICY,
         prefill_balance=6.0,
         arrival_shares=1.0,
         decode_age_price=2.0,
+        alone_service_share=0.99,
+        population_weight=8.0,
     )
     assert PolicyConfig.balanced() == expected
 

@@ -21,10 +21,7 @@ from tests.support.device import Chance
 from tests.support.world import World, measure_directly
 
 ADAPTIVE = SpeculationConfig(mode=DecodeMode.ADAPTIVE)
-PROPOSED = dataclasses.replace(
-    PolicyConfig.balanced(), alone_service_share=0.99, population_weight=8.0
-)
-"""The preset with what decision 0018 proposes for it."""
+BALANCED = PolicyConfig.balanced()
 RECIPES = {
     "rectangular": Recipe(rows=8, prefills=(64,), widths=(1, 2, 4, 8)),
     "ragged": Recipe(rows=8, prefills=(64,), widths=(1, 2, 4), ragged=((3, 2),), mixed=((1, 64),)),
@@ -75,7 +72,7 @@ def test_the_shortest_round_with_nearly_the_best_service_serves_everybody(kind: 
     moved = 0
     for seed in range(4):
         streams = (1, 3, 8, 5)[seed]
-        world = running(kind, PROPOSED, streams=streams, seed=seed, outputs=150)
+        world = running(kind, BALANCED, streams=streams, seed=seed, outputs=150)
         for _ in range(160):
             if not world.streams or not world.step():
                 break
@@ -96,7 +93,7 @@ def test_the_shortest_round_with_nearly_the_best_service_serves_everybody(kind: 
 
 def test_zero_leaves_the_width_to_the_score() -> None:
     """A share of zero decides by the score alone, to the letter."""
-    policy = dataclasses.replace(PROPOSED, alone_service_share=0.0)
+    policy = dataclasses.replace(BALANCED, alone_service_share=0.0)
     world = running("rectangular", policy, streams=3, seed=1, outputs=150)
     for _ in range(100):
         assert world.step()
@@ -108,7 +105,7 @@ def test_zero_leaves_the_width_to_the_score() -> None:
 
 def test_a_share_that_nothing_reaches_keeps_the_score() -> None:
     """Above one no round has it, so the first by score stays."""
-    policy = dataclasses.replace(PROPOSED, alone_service_share=1.5)
+    policy = dataclasses.replace(BALANCED, alone_service_share=1.5)
     world = running("rectangular", policy, streams=2, seed=3, outputs=120)
     for _ in range(60):
         assert world.step()

@@ -115,9 +115,15 @@ class PolicyConfig:
     def balanced(cls) -> PolicyConfig:
         """Return the server's preset: throughput, cadence and fairness, prompts weighed as a class.
 
-        The bare constructor keeps the design's table to the letter (decisions 0005 and 0015).
+        The bare constructor keeps the design's table to the letter (decisions 0005, 0015 and 0018).
         """
-        return cls(prefill_balance=6.0, arrival_shares=1.0, decode_age_price=2.0)
+        return cls(
+            prefill_balance=6.0,
+            arrival_shares=1.0,
+            decode_age_price=2.0,
+            alone_service_share=0.99,
+            population_weight=8.0,
+        )
 
     @classmethod
     def throughput(cls) -> PolicyConfig:

@@ -1,26 +1,42 @@
 """Adaptive speculation against every fixed width and none, by streams and acceptance profile.
 
-Every run starts with measured durations, as a server does. `by service` is the adaptive mode with
-the two options of decision 18; both are means over the seeds of the acceptance model, as are the
-fixed widths.
+Every run starts with measured durations, as a server does. `by score` is the adaptive mode without
+what decision 18 added to the preset: the score alone chooses widths, and every request starts
+without acceptance. Fixed and adaptive runs are means over the seeds of the acceptance model.
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from scheduling_sim.acceptance import acceptance
 from scheduling_sim.platforms import platform
 from scheduling_sim.simulation import Setup, simulate
-from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row, as_served, tokens_per_s
+from scheduling_sim.study.cells import (
+    PLATFORM,
+    Cell,
+    Group,
+    Row,
+    Verdict,
+    as_served,
+    number,
+    tokens_per_s,
+)
 from scheduling_sim.workload.named import workload
 
 _WIDTHS: Final = (2, 3, 4, 6)
 _SEEDS: Final = (1, 2)
-_BY_SERVICE: Final = {"alone_service_share": 0.99, "population_weight": 8.0}
+_BY_SCORE: Final = {"alone_service_share": 0.0, "population_weight": 0.0}
+_STREAMS: Final = (1, 4, 16, 64)
+_STRONG: Final = "strong-draft"
+LEAST: Final = 0.98
+"""Bar: against the better of the best fixed width and none, everywhere."""
+SATURATED: Final = 1.5
+"""Bar: against none, with all streams and the strong draft."""
 
 
 def _speed(streams: int, profile: str, mode: str, options: dict[str, object]) -> float:
@@ -53,7 +69,7 @@ def _run(streams: int, profile: str, data: Path) -> Row:
     none = _speed(streams, profile, "ordinary", {})
     fixed = {width: _speed(streams, profile, "speculative", {"width": width}) for width in _WIDTHS}
     adaptive = _speed(streams, profile, "speculative", {})
-    by_service = _speed(streams, profile, "speculative", dict(_BY_SERVICE))
+    by_score = _speed(streams, profile, "speculative", dict(_BY_SCORE))
     width, best = max(fixed.items(), key=lambda pair: pair[1])
     return {
         "profile": profile,
@@ -64,17 +80,49 @@ def _run(streams: int, profile: str, data: Path) -> Row:
         "adaptive tok/s": adaptive,
         "adaptive / best of both": adaptive / max(best, none),
         "adaptive / none": adaptive / none,
-        "by service / best of both": by_service / max(best, none),
-        "by service / none": by_service / none,
+        "by score / best of both": by_score / max(best, none),
+        "by score / none": by_score / none,
     }
+
+
+def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
+    """Judge the worst row against the best of both, and the crowd with the strong draft."""
+    key = "adaptive / best of both"
+    worst = min(rows, key=lambda name: number(rows[name], key))
+    share = number(rows[worst], key)
+    enough = sum(number(row, key) >= LEAST for row in rows.values())
+    found = [
+        Verdict(
+            "adaptive over the better of the best fixed width and none, least of all rows",
+            f"{share:.3f}",
+            f"at least {LEAST:g}",
+            share >= LEAST,
+            f"{share - LEAST:+.3f}",
+            f"It is that of `{worst}`; {enough} of {len(rows)} rows have {LEAST:g}.",
+        )
+    ]
+    crowd = rows.get(f"{_STRONG} {_STREAMS[-1]}")
+    if crowd is not None:
+        gain, most = number(crowd, "adaptive / none"), number(crowd, "best fixed tok/s")
+        found.append(
+            Verdict(
+                f"adaptive over none, {_STRONG}, {_STREAMS[-1]} streams",
+                f"{gain:.2f}",
+                f"at least {SATURATED:g}",
+                gain >= SATURATED,
+                f"{gain - SATURATED:+.2f}",
+                f"The best fixed width has {most / number(crowd, 'none tok/s'):.2f}.",
+            )
+        )
+    return found
 
 
 GROUP = Group(
     "speculation",
     tuple(
         Cell(f"{profile} {streams}", functools.partial(_run, streams, profile))
-        for profile in ("strong-draft", "mtp", "weak-draft")
-        for streams in (1, 4, 16, 64)
+        for profile in (_STRONG, "mtp", "weak-draft")
+        for streams in _STREAMS
     ),
     (
         "profile",
@@ -85,7 +133,8 @@ GROUP = Group(
         "adaptive tok/s",
         "adaptive / best of both",
         "adaptive / none",
-        "by service / best of both",
-        "by service / none",
+        "by score / best of both",
+        "by score / none",
     ),
+    verdicts,
 )
