@@ -59,6 +59,21 @@ MIXED = recipe(Recipe(rows=4, prefills=(64,), widths=(1, 4), mixed=((1, 64), (1,
 MIXED_ORDINARY = recipe(
     Recipe(rows=4, prefills=(64,), ordinary=True, widths=(), mixed_ordinary=(64, 256))
 )
+EVERYTHING = recipe(
+    Recipe(
+        rows=4,
+        prefills=(64, 256),
+        widths=(1, 2, 4),
+        ragged=((3, 2),),
+        device=True,
+        copy_depths=(3,),
+        mixed=((1, 64), (4, 64)),
+        vision=(64,),
+        states=True,
+    ),
+    reports_survival=True,
+)
+"""Every kind of the speculative mode in one catalog."""
 ADAPTIVE = SpeculationConfig(mode=DecodeMode.ADAPTIVE)
 HABITATS = {
     "ordinary": Habitat(model=ORDINARY, scored=True),
@@ -147,6 +162,26 @@ HABITATS = {
         longest_prompt=500,
         arrival=0.5,
     ),
+    "everything": Habitat(
+        model=EVERYTHING,
+        speculation=ADAPTIVE,
+        tenants=("", "a", "b"),
+        images=True,
+        endpoints=True,
+        copies=True,
+        more={
+            "feature_rows": 64,
+            "snapshot_rows": 3,
+            "draft_extent_tokens": 3,
+            "page_growth": True,
+        },
+        measured=True,
+        pages=18,
+        page_size=16,
+        longest_prompt=150,
+        longest_output=80,
+        arrival=0.4,
+    ),
 }
 SHOULD_RUN = {
     "ordinary": ("INITIALIZE", "PREFILL", "SCORED_PREFILL", "DECODE", "TERMINAL"),
@@ -158,6 +193,7 @@ SHOULD_RUN = {
     "fixed": ("SPECULATIVE",),
     "mixed": ("SPECULATIVE", "MIXED"),
     "mixed-ordinary": ("DECODE", "MIXED"),
+    "everything": ("SPECULATIVE", "MIXED", "VISION", "SNAPSHOT", "RESTORE"),
 }
 """Kinds that a short history must have executed, so that no habitat is quietly ordinary."""
 
@@ -184,7 +220,7 @@ def test_a_short_history(name: str) -> None:
         observed = {costs.graph_of(entry) for entry in entries_beyond_the_graphs(ran)}
         kinds = {ran.world.model.catalog.graphs[graph].kind for graph in observed}
         assert {GraphKind.PREFILL, GraphKind.DECODE} <= kinds
-    if name.startswith("growth"):
+    if name.startswith("growth") or name == "everything":
         assert ran.world.scheduler.usage().preemptions > 0
 
 
@@ -222,7 +258,7 @@ def test_hash_seeds_do_not_matter_to_any_history() -> None:
     assert len(set(outputs[0])) == len(HABITATS), "histories do not depend on the habitat"
 
 
-PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "36"))
+PIECES = int(os.environ.get("FLARE_HISTORY_PIECES", "38"))
 """A hundred pieces are a million calls (`make histories`); a run of the slow tests does two of each
 habitat."""
 CALLS_OF_A_PIECE = 10_000

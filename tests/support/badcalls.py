@@ -54,7 +54,7 @@ def _complete(world: World, records: list[CompletionRecord], timing: Any = TIMIN
 def _broken(world: World, roll: random.Random, **fields: Any) -> Attempt:
     records = good_records(world.queue[0])
     index = roll.randrange(len(records))
-    records[index] = dataclasses.replace(records[index], **fields)
+    records[index] = records[index]._replace(**fields)
     return _complete(world, records)
 
 
@@ -75,7 +75,7 @@ def wrong_generation(world: World, roll: random.Random) -> Attempt | None:
     handle = world.queue[0].plan.steps[0].handle
     records = good_records(world.queue[0])
     other = RequestHandle(handle.slot, handle.generation + 1)
-    return _complete(world, [dataclasses.replace(records[0], handle=other), *records[1:]])
+    return _complete(world, [records[0]._replace(handle=other), *records[1:]])
 
 
 def beyond_the_ceiling(world: World, roll: random.Random) -> Attempt | None:
@@ -177,7 +177,7 @@ def ranks_that_disagree(world: World, roll: random.Random) -> Attempt | None:
     records = good_records(world.queue[0])
     index = roll.randrange(len(records))
     peer = list(records)
-    peer[index] = dataclasses.replace(peer[index], terminated=True, tokens=(9,))
+    peer[index] = peer[index]._replace(terminated=True, tokens=(9,))
     fence = world.queue[0].fence
     return CompletionError, lambda: world.scheduler.complete(fence, records, TIMING, peers=[peer])
 
@@ -252,6 +252,48 @@ def late_seed(world: World, roll: random.Random) -> Attempt | None:
     return PhaseError, lambda: world.scheduler.seed_costs({})
 
 
+def bad_survival(world: World, roll: random.Random) -> Attempt | None:
+    """No probability, at a depth that a lane's target rows have evaluated."""
+    flight = _round_at_head(world)
+    if flight is None or not flight.plan.graph.reports_survival:
+        return None
+    wide = [s for s in flight.plan.steps if s.output_ceiling > 1 and not s.prompt_tokens]
+    if not wide:
+        return None
+    survival, scheduler = _sidecar(world), world.scheduler
+    survival[0, roll.choice(wide).row, 0] = roll.choice([float("nan"), -0.25, 1.5, float("inf")])
+    given = (flight.fence, good_records(flight), TIMING)
+    if flight.plan.graph.confidence_width:
+        return CompletionError, lambda: scheduler.complete_packed_round_with_survival(
+            *given, _sidecar(world), survival
+        )
+    return CompletionError, lambda: scheduler.complete_with_survival(*given, survival)
+
+
+def no_record(world: World, roll: random.Random) -> Attempt | None:
+    """Something else in a lane's place, and nothing at all."""
+    if not world.queue:
+        return None
+    records: Any = good_records(world.queue[0])
+    records[roll.randrange(len(records))] = roll.choice([None, 7, "lane", NO_ONE])
+    return _complete(world, roll.choice([records, None]))
+
+
+def no_timing(world: World, roll: random.Random) -> Attempt | None:
+    return _complete(world, good_records(world.queue[0]), None) if world.queue else None
+
+
+def no_plan(world: World, roll: random.Random) -> Attempt | None:
+    plan: Any = roll.choice([None, "decode-b4", 3])
+    return StalePlanError, lambda: world.scheduler.commit(plan, Fence(1 << 40))
+
+
+def no_handle(world: World, roll: random.Random) -> Attempt | None:
+    call = roll.choice([world.scheduler.cancel, world.scheduler.finish, world.scheduler.phase_of])
+    handle: Any = roll.choice([None, "ab", (0,), (0.5, 0)])
+    return UnknownHandleError, lambda: call(handle)
+
+
 BAD_CALLS: tuple[tuple[str, Maker], ...] = tuple(
     (maker.__name__, maker)
     for maker in (
@@ -279,5 +321,10 @@ BAD_CALLS: tuple[tuple[str, Maker], ...] = tuple(
         too_long,
         late_policy,
         late_seed,
+        bad_survival,
+        no_record,
+        no_timing,
+        no_plan,
+        no_handle,
     )
 )
