@@ -83,6 +83,13 @@ def _settle_tokens(
     interval_ms: float,
     adaptation_ms: float,
 ) -> None:
+    if len(share.requests) == 1:
+        # A prompt: it has a reference of its own.
+        request = share.requests[0]
+        if request.account.token_price is not None:
+            flow = flow_over(served_tokens.get(request, 0), interval_ms, rate, adaptation_ms)
+            request.account.token_price = flow.apply(request.account.token_price)
+        return
     # Nearly all lanes of a frame advance by the same count, so a flow is solved once per count.
     served = list(map(served_tokens.get, share.requests, repeat(0)))
     flows = served_flows(served, interval_ms, rate, adaptation_ms)

@@ -52,7 +52,7 @@ class Streaming(NamedTuple):
     None of them ended, was silent or had a prompt: nearly every frame of a busy server.
     """
 
-    tokens: list[tuple[int, ...]]
+    tokens: Sequence[tuple[int, ...]]
     produced: list[int]
     """Tokens of each lane."""
     offered: list[int]
@@ -106,22 +106,24 @@ def _streaming(frame: Frame, records: Sequence[CompletionRecord]) -> Streaming |
     requests, graph = frame.requests, frame.plan.graph
     if graph.kind not in _STREAM_KINDS or not requests:
         return None
+    if list(map(type, records)).count(CompletionRecord) < len(records):
+        return None
+    handles, prompts, tokens, ends, told = zip(*records, strict=True)
     try:
-        tokens = [record.tokens for record in records]
         produced = list(map(len, tokens))
         if (
-            [record.handle for record in records] != frame.handles
-            or [record.prompt_tokens for record in records].count(0) < len(records)
-            or [record.terminated for record in records].count(False) < len(records)
+            list(handles) != frame.handles
+            or prompts.count(0) < len(prompts)
+            or ends.count(False) < len(ends)
             or [request.phase for request in requests].count(Phase.DECODE) < len(requests)
         ):
             return None
-        offered = _offered([record.offered for record in records], frame)
+        offered = _offered(told, frame)
         if offered is None or 0 in produced:
             return None
         if produced != offered and not all(map(le, produced, offered)):
             return None
-    except (AttributeError, TypeError):
+    except TypeError:
         # It is not what a record consists of; the lane by lane checks say of which lane.
         return None
     counts = [request.output_count for request in requests]
@@ -134,7 +136,7 @@ def _streaming(frame: Frame, records: Sequence[CompletionRecord]) -> Streaming |
     return Streaming(tokens, produced, offered, counts)
 
 
-def _offered(told: list[int], frame: Frame) -> list[int] | None:
+def _offered(told: tuple[int, ...], frame: Frame) -> list[int] | None:
     """Return the target rows of every lane; None unless they are integers that the frame allows."""
     ceilings = frame.ceilings
     if not any(told):
@@ -142,7 +144,7 @@ def _offered(told: list[int], frame: Frame) -> list[int] | None:
     if list(map(type, told)).count(int) < len(told):
         return None
     if frame.plan.graph.allocation is not RowAllocation.DEVICE:
-        return ceilings if told == ceilings else None
+        return ceilings if list(told) == ceilings else None
     offered = [rows or ceiling for rows, ceiling in zip(told, ceilings, strict=True)]
     return offered if all(map(le, offered, ceilings)) else None
 
@@ -252,18 +254,19 @@ def apply_records(
         request.queued_tokens -= advance
         request.epoch = epoch
         tokens, index = record.tokens, request.output_count
+        produced = len(tokens)
         if (
             request.phase is decode
-            and index + len(tokens) < request.max_output
-            and tokens
+            and index + produced < request.max_output
+            and produced
             and not (record.terminated or record.prompt_tokens)
         ):
             # Nearly every lane: a stream that goes on, in a frame where another one does not. It is
             # `_emit`, without a call for each.
             prices[request] = request.delivery_price
             request.copies = 0
-            request.output_count = index + len(tokens)
-            served[request] = len(tokens)
+            request.output_count = index + produced
+            served[request] = produced
             handle = request.handle
             for token in tokens:
                 append(_new(GeneratedToken, (handle, token, index, fence, False)))

@@ -117,8 +117,8 @@ class Decision:
             return best
         verdict = self._screened(best, top)
         if verdict is not None and not len(verdict.left):
-            if best is None or verdict.winner is None:
-                return best or verdict.winner
+            if best is None or verdict.winner is None or verdict.best > top:
+                return verdict.winner or best
             blocks: list[Block] = [_listed(verdict.winner, verdict.best)]
         elif verdict is None:
             blocks = self._alone_blocks()

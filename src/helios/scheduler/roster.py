@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from helios.scheduler.requests import Request
+
+_WIDTH_LIMIT = attrgetter("spec.width_limit")
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -52,6 +55,6 @@ def roster_of(requests: Sequence[Request], last: Roster | None = None) -> Roster
         np.fromiter(weights, np.float64, count),
         heaviest,
         weights.count(heaviest) == count,
-        any(request.spec.width_limit for request in requests),
+        any(map(_WIDTH_LIMIT, requests)),
         {},
     )

@@ -162,15 +162,21 @@ def _in_order(
 
 def expected_tokens(yields: Sequence[Yields]) -> tuple[Floats, Integers]:
     """Return the expected tokens and the target rows of every lane in every class [classes, n]."""
-    tokens, lengths = [], []
+    shape = sum(len(each.gains.T) + 1 for each in yields), len(yields[0].limits)
+    tokens, lengths, first = np.empty(shape), np.empty(shape, dtype=np.int64), 0
     for variant in yields:
-        width = variant.gains.shape[1] + 1
-        ceilings = np.minimum(np.arange(1, width + 1)[:, None], variant.limits)
-        lengths.append(ceilings)
-        reach = np.ones((width, len(variant.limits)))
-        reach[1:] = np.where(ceilings[1:] > ceilings[:-1], variant.gains.T, 0.0)
-        tokens.append(np.cumsum(reach, axis=0))
-    return np.concatenate(tokens), np.concatenate(lengths)
+        gains, limits = variant.gains.T, variant.limits
+        stop = first + len(gains) + 1
+        widths = np.arange(1, len(gains) + 2)[:, None]
+        np.minimum(widths, limits, out=lengths[first:stop])
+        reach = tokens[first:stop]
+        reach[0] = 1.0
+        reach[1:] = gains
+        # A row beyond the limit adds nothing.
+        np.copyto(reach[1:], 0.0, where=widths[1:] > limits)
+        np.add.accumulate(reach, axis=0, out=reach)
+        first = stop
+    return tokens, lengths
 
 
 def _plain_table(streams: Streams) -> LaneTable:
