@@ -123,6 +123,31 @@ def test_up_to_sixty_four_streams(mode: str) -> None:
     assert screened > 30, "too few decisions were screened, so the comparison sees too little"
 
 
+def test_a_round_whose_rows_everybody_shares_has_the_score_of_its_best_cohort() -> None:
+    """No smaller cohort is looked at where bounds leave none, and the score is the same bit."""
+    source, scored, won = random.Random(31), 0, 0
+    for _ in range(90):
+        view = view_of(large_world(source, "wide"), LARGE["wide"][0])
+        decision = Decision(view)
+        shared = {} if decision._screening is None else decision._screening._shared
+        if not shared:
+            continue
+        contest = view.shapes.geometry.contest(len(view.decoders))
+        block = next(each for each in decision.blocks if isinstance(each, Generation))
+        for place, found in shared.items():
+            graph = int(contest.programs.graph[place])
+            entry = int(np.flatnonzero(block.graph == graph)[0])
+            block.settle(entry, -np.inf)
+            assert block.rate[entry] == found.score
+            assert block.served[entry] == len(view.decoders)
+            best = block.best(entry)
+            assert exactly(decision._screening.candidate(place), view) == exactly(best, view)
+            scored += 1
+            won += decision.winner is not None and decision.winner.graph_index == graph
+    assert scored > 20, scored
+    assert won > 10, won
+
+
 def test_programs_with_forecasts_of_their_own_are_left_open() -> None:
     """Bounds that speak for several programs rule out most of them, and the rest are priced."""
     source, screened = random.Random(14), 0
