@@ -7,8 +7,7 @@ it produced is plausible, and dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 from operator import add, le, lt
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ from helios.scheduler.units import Fence
 from helios.scheduler.window import Frame
 
 _new = tuple.__new__
-_NEW_TOKEN = partial(_new, GeneratedToken)
 _STREAM_KINDS = (GraphKind.DECODE, GraphKind.SPECULATIVE)
 
 
@@ -232,13 +230,12 @@ def _generated(frame: Frame, streaming: Streaming) -> list[GeneratedToken]:
     if len(produced) == sum(produced):
         singles = [token for (token,) in tokens]
         columns = zip(handles, singles, counts, repeat(fence), repeat(False), strict=False)
-        return list(map(_NEW_TOKEN, columns))
-    # Three columns of bursts one after the other: a token made by itself costs twice as much.
-    named = chain.from_iterable(map(repeat, handles, produced))
-    numbers = chain.from_iterable(tokens)
-    places = chain.from_iterable(map(range, counts, map(add, counts, produced)))
-    columns = zip(named, numbers, places, repeat(fence), repeat(False), strict=False)
-    return list(map(_NEW_TOKEN, columns))
+        return list(map(_new, repeat(GeneratedToken), columns))
+    return [
+        _new(GeneratedToken, (handle, token, index, fence, False))
+        for handle, burst, count in zip(handles, tokens, counts, strict=True)
+        for index, token in enumerate(burst, count)
+    ]
 
 
 def apply_records(
