@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flare.options import DEFAULT_MODEL
 from ignition.draft import shipped
 from ignition.draft.file import MAX_FILE_BYTES, read_record
 from ignition.draft.shipped import shipped_draft, shipped_name
+from ignition.fetch import KNOWN_MODELS
 
 SHA256 = "b179" + "0" * 60
 
@@ -29,4 +31,13 @@ def test_every_shipped_head_belongs_to_its_name_and_is_often_right() -> None:
         first = record.report[0]
         assert first.depth == 1
         assert first.greedy_chains > 1000
-        assert first.greedy_agreement >= 0.45
+        assert first.greedy_agreement >= 0.5
+
+
+def test_the_default_model_has_a_head_made_from_its_own_text() -> None:
+    model = KNOWN_MODELS[DEFAULT_MODEL]
+    path = shipped_draft(model.gguf_sha256)
+    assert path is not None
+    record = read_record(path)
+    assert (record.target, record.target_sha256) == (model.name, model.gguf_sha256)
+    assert record.training_tokens > 200_000
