@@ -116,5 +116,5 @@ def test_a_record_of_another_kind_is_left_to_the_lanes() -> None:
         world.finish_frame()
         world.submit()
     frame, honest = heads(world)
-    with pytest.raises(AttributeError):
+    with pytest.raises(CompletionError, match="is not what a lane did"):
         check_records(frame, [*honest[:-1], object()])  # type: ignore[list-item]

@@ -112,6 +112,7 @@ def _streaming(frame: Frame, records: Sequence[CompletionRecord]) -> Streaming |
         if (
             list(handles) != frame.handles
             or prompts.count(0) < len(prompts)
+            or list(map(type, prompts)).count(int) < len(prompts)
             or ends.count(False) < len(ends)
             or [request.phase for request in requests].count(Phase.DECODE) < len(requests)
         ):
