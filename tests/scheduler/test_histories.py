@@ -273,6 +273,13 @@ def test_a_million_calls(piece: int) -> None:
     assert ran.audit.calls >= CALLS_OF_A_PIECE
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [8, 23])
+def test_who_is_sent_back_is_not_seated_again_at_once(seed: int) -> None:
+    """Seating ends: a newcomer whom the budget sends back waits for the next turn (11.4)."""
+    assert history("everything", seed, 300).audit.calls >= 300
+
+
 @pytest.mark.slow
 def test_one_long_life() -> None:
     """Fences past 16 bits and generations of a slot past 8: one scheduler serves for long (11.5).
