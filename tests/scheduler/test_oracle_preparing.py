@@ -251,8 +251,8 @@ def test_a_pair_without_hope_has_no_undominated_choice(mode: DecodeMode) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(DecodeMode))
-def test_ten_thousand_more_worlds(mode: DecodeMode) -> None:
+def test_three_thousand_more_worlds(mode: DecodeMode) -> None:
     """The same, with up to five requests (section 10)."""
     random_ = random.Random(f"{mode.value} more")
-    for _ in range(3_400):
+    for _ in range(1_000):
         check(random_world(random_, mode, random_.randint(1, 5)), mode)

@@ -11,7 +11,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.scheduler import GraphKind, PolicyConfig, RequestHandle, RequestSpec
@@ -222,14 +222,6 @@ def check_case(case: Case) -> None:
 @given(situations)
 def test_random_situations(case: Case) -> None:
     """Random prices, ages, weights and durations, unknown programs among them (11.3)."""
-    check_case(case)
-
-
-@pytest.mark.slow
-@settings(max_examples=10_000)
-@given(situations)
-def test_ten_thousand_random_situations(case: Case) -> None:
-    """The same, 10,000 times: initialisation, prefill and retirement in pairs (section 10)."""
     check_case(case)
 
 
