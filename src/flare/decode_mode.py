@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from flare.compose import Decoding
 from flare.errors import FlareError
 from flare.options import SpeculationMode
-from flare.request import PackageRequest
+from flare.request import SOURCES, PackageRequest
 from helios.engine.manifest import Manifest
-from helios.scheduler import DecodeMode, SpeculationConfig
+from helios.scheduler import DecodeMode, ProposalSource, SpeculationConfig
 from ignition.package_manifest import sha256_of
-
-_WORDS: Final = {"copy": "copied", "learned": "learned"}
-"""What proposals of a source are called."""
+from ignition.purposes import SOURCE_WORDS
 
 
 def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMode) -> Decoding:
@@ -37,7 +33,7 @@ def served_sources(
     FlareError for a package that lacks what was asked for.
     """
     present = {graph.source for graph in manifest.graphs}
-    found = tuple(source for source in _WORDS if source in present)
+    found = tuple(source for source in SOURCES if source in present)
     wanted = request.sources
     if not wanted and (request.is_speculation_asked or not found):
         if mode is SpeculationMode.FIXED:
@@ -47,8 +43,9 @@ def served_sources(
         wanted = found
     for source in wanted:
         if source not in found:
+            word = SOURCE_WORDS[ProposalSource[source.upper()]]
             raise FlareError(
-                f"--speculation: the package has no programs for {_WORDS[source]} proposals; "
+                f"--speculation: the package has no programs for {word} proposals; "
                 f"prepare it again with `flare prepare --speculation {source}`"
             )
     return wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Final
 
 from rich.markup import escape
 
@@ -18,6 +19,9 @@ from ignition.round_shapes import (
     DEFAULT_LEARNED_TOKENS,
     DEFAULT_TOKEN_CAPACITY,
 )
+
+SOURCES: Final = ("copy", "learned")
+"""Where proposals may come from, in the order of options."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class PackageRequest:
     @property
     def sources(self) -> tuple[str, ...]:
         """Where proposals are to come from."""
-        return tuple(source for source in ("copy", "learned") if self.depth_of(source))
+        return tuple(source for source in SOURCES if self.depth_of(source))
 
     def depth_of(self, source: str) -> int:
         """Return the most proposals of a source; zero prepares none."""
