@@ -46,6 +46,14 @@ def test_a_lane_falls_back_to_its_least() -> None:
     assert budget([Lane(16, 4, 1, 4)], [], 0) == Budget((0,), 1, 0)
 
 
+def test_everybody_has_the_least_before_anybody_has_more() -> None:
+    """Two streams at the end of their pages and one page: a round for one would stop the other."""
+    served_longest_ago, other = Lane(14, 4, 1, 4), Lane(16, 4, 1, 4)
+    assert budget([served_longest_ago, other], [], 1) == Budget((1, 4), 0, 1)
+    assert budget([served_longest_ago, other], [], 2) == Budget((4, 4), 0, 2)
+    assert budget([served_longest_ago, served_longest_ago], [], 1).tokens == (4, 1)
+
+
 def test_a_prompt_takes_what_there_is() -> None:
     """A capacity that fits no more is cut to the pages at hand instead of skipped whole."""
     assert budget([], [Lane(0, 0, 1, 100)], 3).tokens == (12,)
@@ -77,9 +85,9 @@ def test_prompts_are_promised_their_pages_in_their_order() -> None:
 def test_the_budget_is_what_a_count_page_by_page_says() -> None:
     """A dumb twin: pages are dealt one at a time from a heap, by the sentences of 6.3."""
     rng = random.Random(11)
-    seen = {"uncovered": 0, "covered": 0, "wanted": 0}
+    seen = {"uncovered": 0, "covered": 0, "wanted": 0, "longer": 0}
     for _ in range(3_000):
-        generating = [random_lane(rng) for _ in range(rng.randrange(3))]
+        generating = [random_lane(rng) for _ in range(rng.randrange(4))]
         prompts = [
             lane._replace(whole=lane.most + rng.randrange(12))
             for lane in (random_lane(rng) for _ in range(rng.randrange(4)))
@@ -87,10 +95,12 @@ def test_the_budget_is_what_a_count_page_by_page_says() -> None:
         available, extent = rng.randrange(14), rng.randrange(3)
         found = budget(generating, prompts, available, extent)
         heap = ["page"] * available
-        expected = [
-            dealt(lane, lane.most, heap, extent) or dealt(lane, lane.least, heap, extent)
-            for lane in generating
-        ]
+        expected = [dealt(lane, lane.least, heap, extent) for lane in generating]
+        for index, lane in enumerate(generating):
+            if expected[index]:
+                longer = dealt(with_least(lane, extent), lane.most, heap, extent)
+                expected[index] = longer or lane.least
+                seen["longer"] += longer > lane.least
         waits = False
         for lane in prompts:
             spare = list(heap)
@@ -110,6 +120,14 @@ def test_the_budget_is_what_a_count_page_by_page_says() -> None:
         assert (found.pages_wanted > 0) == stuck
         seen["wanted"] += stuck
     assert min(seen.values()) > 300, seen
+
+
+def with_least(lane: Lane, extent: int) -> Lane:
+    """Return the lane with the pages of its least."""
+    count = lane.pages
+    while count * PAGE < lane.position + lane.least + extent:
+        count += 1
+    return lane._replace(pages=count)
 
 
 def dealt(lane: Lane, tokens: int, heap: list[str], extent: int) -> int:
@@ -141,12 +159,15 @@ def test_every_cohort_within_the_budget_fits() -> None:
         assert together == found.pages_used <= available
         for tokens, lane in zip(found.tokens, [*generating, *prompts], strict=True):
             assert tokens == 0 or lane.least <= tokens <= lane.most
-        # Nothing is refused that fits beside what was let through before it.
+        # Nothing is refused that fits beside the least of those before it; a prompt is behind all.
         left = available
-        for index, lane in enumerate([*generating, *prompts]):
+        for tokens, lane in zip(found.tokens, generating, strict=False):
             needed = pages_to_add(lane.least, lane, PAGE, extent)
-            assert (found.tokens[index] == 0) == (needed > left)
-            left -= added[index] if index < len(generating) else 0
+            assert (tokens == 0) == (needed > left)
+            left -= needed if tokens else 0
+        left = available - sum(added[: len(generating)])
+        for tokens, lane in zip(found.tokens[len(generating) :], prompts, strict=True):
+            assert (tokens == 0) == (pages_to_add(lane.least, lane, PAGE, extent) > left)
         blocked += 0 in found.tokens
     assert 500 < blocked < 2_500
 

@@ -17,7 +17,11 @@ from helios.scheduler import (
     PolicyConfig,
     SelectionReason,
     SpeculationConfig,
+    paging,
+    seating,
 )
+from helios.scheduler.requests import Request
+from helios.scheduler.state import State
 from tests.support.catalogs import STATES, ModelledCatalog, Recipe, gpu_like, modelled, recipe
 from tests.support.histories import Habitat, History, busy_bound_ms
 
@@ -276,8 +280,36 @@ def test_a_million_calls(piece: int) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [8, 23])
 def test_who_is_sent_back_is_not_seated_again_at_once(seed: int) -> None:
-    """Seating ends: a newcomer whom the budget sends back waits for the next turn (11.4)."""
+    """Seating ends: these newcomers used to be sent back and seated again for ever (11.4)."""
     assert history("everything", seed, 300).audit.calls >= 300
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "calls"), [("everything", 8, 300), ("everything", 23, 300), ("growth", 1, 900)]
+)
+def test_who_fits_sends_nobody_back(
+    name: str, seed: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seat and the budget ask for the same pages: who is seated preempts nobody (6.3, 6.8)."""
+    seat, newcomers = seating._take_seat, 0
+
+    def seated(state: State, request: Request, place: seating.Seat) -> None:
+        nonlocal newcomers
+        seat(state, request, place)
+        running = who_runs(state)
+        paging.redraw(state)
+        assert who_runs(state) == running
+        newcomers += 1
+
+    monkeypatch.setattr(seating, "_take_seat", seated)
+    ran = history(name, seed, calls)
+    assert newcomers > ran.admitted // 2
+    assert ran.world.scheduler.usage().preemptions > 0
+
+
+def who_runs(state: State) -> list[int]:
+    """Return the residents whom no preemption has chosen."""
+    return [one.arrival for one in state.table.resident if not one.is_leaving and one.row >= 0]
 
 
 @pytest.mark.slow

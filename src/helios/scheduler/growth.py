@@ -67,18 +67,7 @@ def budget_of(
     it has the pages that it holds. It waits for pages rather than wants them as long as anybody
     advances, since those who do will end.
     """
-    left, wanted = available, 0
-    tokens = []
-    for lane in generating:
-        for reach in (lane.most, lane.least):
-            needed = pages_to_add(reach, lane, page_size, extent)
-            if needed <= left:
-                left -= needed
-                tokens.append(reach)
-                break
-        else:
-            wanted += needed
-            tokens.append(0)
+    tokens, left, wanted = _generating_budget(generating, available, page_size, extent)
     prompt_pages = promised = waited = 0
     for lane in prompts:
         whole = pages_to_add(lane.whole, lane, page_size, extent) if lane.whole else 0
@@ -97,3 +86,31 @@ def budget_of(
     if not any(tokens):
         wanted += waited
     return Budget(tuple(tokens), wanted, available - left + prompt_pages)
+
+
+def _generating_budget(
+    lanes: Sequence[Lane], available: int, page_size: int, extent: int
+) -> tuple[list[int], int, int]:
+    """Return the tokens of generating lanes, the pages they leave, and those some of them want.
+
+    Everybody has the least before anybody has more: a page that makes one lane longer must not keep
+    another from its only token, because then that one would be preempted although both could run.
+    """
+    tokens, left, wanted = [], available, 0
+    for lane in lanes:
+        needed = pages_to_add(lane.least, lane, page_size, extent)
+        if needed > left:
+            wanted += needed
+            tokens.append(0)
+        else:
+            left -= needed
+            tokens.append(lane.least)
+    for index, lane in enumerate(lanes):
+        if not tokens[index]:
+            continue
+        least_pages = pages_to_add(lane.least, lane, page_size, extent)
+        more = pages_to_add(lane.most, lane, page_size, extent) - least_pages
+        if more <= left:
+            left -= more
+            tokens[index] = lane.most
+    return tokens, left, wanted

@@ -37,14 +37,14 @@ class Seat(NamedTuple):
 def seat_waiting(state: State) -> None:
     """Make requests resident, tenant by tenant in turn, while a first one in line fits.
 
-    A budget that sends somebody back into the line ends the turn: seated again at once, the same
-    one would be sent back again, for ever.
+    It ends, because who fits sends nobody back: beside the pages it is seated with, the least of
+    every generating request and the rest of every prompt are there (`paging.fits`), and the budget
+    gives those before it lets anybody go further.
     """
     redraw(state)
     waiting = state.table.waiting
 
     while waiting and state.pool.rows_free:
-        in_line = len(waiting)
         request = waiting.take(_turns(state))
         if request is None:
             return
@@ -52,8 +52,6 @@ def seat_waiting(state: State) -> None:
         assert seat is not None
         _take_seat(state, request, seat)
         redraw(state)
-        if len(waiting) >= in_line:
-            return
 
 
 def _turns(state: State) -> Callable[[Request], bool]:
