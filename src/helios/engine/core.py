@@ -315,11 +315,17 @@ class EngineCore:
         if plan is None:
             self._stats.on_planned(plan_ns=plan_ns, commit_ns=None)
             return False
-        return self._commit_and_submit(plan, self._decision_trace(at_ns, plan_ns))
+        return self._commit_and_submit(plan, at_ns, plan_ns)
 
-    def _commit_and_submit(self, plan: ScheduledPlan, decision: DecisionTrace) -> bool:
+    def _commit_and_submit(self, plan: ScheduledPlan, at_ns: int, plan_ns: int) -> bool:
         """Commit a plan and hand its frame over; False when it is stale already."""
         fence = Fence(self._next_fence)
+        # A commit that takes pages changes what candidates are made from; without growing requests
+        # the device gets its frame before anybody explains it.
+        decision = DecisionTrace(at_ns, plan_ns)
+        takes_pages = self._scheduler.resources.page_growth
+        if takes_pages:
+            decision = self._decision_trace(decision)
         requests = self._requests_of(plan)
         front = self._flights[-1].plan if self._flights else None
         frame = frame_of(plan, fence, requests, front)
@@ -328,30 +334,31 @@ class EngineCore:
             self._scheduler.commit(plan, fence)
         except StalePlanError:
             # An estimate may pass its freshness between the two calls; the next turn replans.
-            self._stats.on_planned(plan_ns=decision.plan_ns, commit_ns=None)
+            self._stats.on_planned(plan_ns=plan_ns, commit_ns=None)
             return False
         commit_ns = self._clock.now_ns() - begun_ns
         self._executor.submit(frame)
         self._next_fence += 1
-        self._stats.on_planned(plan_ns=decision.plan_ns, commit_ns=commit_ns)
+        self._stats.on_planned(plan_ns=plan_ns, commit_ns=commit_ns)
         self._tracer.on_plan(
             plan,
-            decision,
+            decision if takes_pages else self._decision_trace(decision),
             fence=fence,
             requests=requests,
             queued_frames=len(self._flights),
             commit_ns=commit_ns,
         )
-        self._on_submitted(plan, fence, requests, at_ns=decision.at_ns)
+        self._on_submitted(plan, fence, requests, at_ns=at_ns)
         return True
 
-    def _decision_trace(self, at_ns: int, plan_ns: int) -> DecisionTrace:
+    def _decision_trace(self, decision: DecisionTrace) -> DecisionTrace:
         """Return what the trace tells of the decision; its candidates only when one is written."""
         if not self._tracer.is_on:
-            return DecisionTrace(at_ns, plan_ns)
+            return decision
         # Frames in flight and plans concern live requests only, and so do candidates.
         request_ids = {live.handle: live.request_id for live in self._roster.all()}
-        return DecisionTrace(at_ns, plan_ns, self._scheduler.explain(), request_ids)
+        candidates = self._scheduler.explain()
+        return DecisionTrace(decision.at_ns, decision.plan_ns, candidates, request_ids)
 
     def _requests_of(self, plan: ScheduledPlan) -> tuple[LiveRequest, ...]:
         """Return the live request of every lane; the plan was made from live requests only."""

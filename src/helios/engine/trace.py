@@ -199,6 +199,8 @@ def plan_record(
     commit_ns: int,
 ) -> TraceRecord:
     """Return the record of a committed plan."""
+    # The first candidate is the plan's own, so its terms need not be made once more.
+    terms = decision.candidates[0] if decision.candidates else plan.terms
     return {
         "type": "plan",
         "fence": fence,
@@ -207,8 +209,8 @@ def plan_record(
         "graph_index": plan.graph_index,
         "reason": plan.reason.value,
         "cost_ns": plan.estimated_duration_ns,
-        "cost_age_ns": None if plan.terms is None else plan.terms.cost_age_ns,
-        "credit_ms": 0.0 if plan.terms is None else plan.terms.exploration_credit_ms,
+        "cost_age_ns": None if terms is None else terms.cost_age_ns,
+        "credit_ms": 0.0 if terms is None else terms.exploration_credit_ms,
         "value_rate": plan.selection_value_rate(),
         "log_scale": plan.selection_log_scale(),
         "needs_empty_queue": plan.needs_empty_queue,

@@ -9,7 +9,7 @@ The last two are evaluated only for entries whose upper bound can still win.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import product
 
@@ -109,6 +109,36 @@ class Generation:
         value += prompts.service[self._rows, self._columns]
         self.rate = rates_of(value, self.known_ms, scene.waiting)
         self.rate[self._rows < 0] = -np.inf
+
+    @property
+    def scene(self) -> Scene:
+        """What all blocks of the decision share."""
+        return self._scene
+
+    @property
+    def programs(self) -> Generating:
+        """The programs, one per entry."""
+        return self._programs
+
+    @property
+    def prompts(self) -> PromptTable | None:
+        """The prompts of which each entry carries one; None for decoders alone."""
+        return self._prompts
+
+    @property
+    def lanes(self) -> Integers:
+        """The decoders that each entry serves at most [entries]."""
+        return self._lanes
+
+    @property
+    def has_shares(self) -> bool:
+        """Streams gain at slopes of their own, so programs may rank them differently."""
+        return self._scene.streams.shares is not None
+
+    @property
+    def found(self) -> Collection[int]:
+        """The entries whose cohorts had to be searched."""
+        return self._found
 
     def _cohort_values(self) -> Floats:
         """Return the value of every program's best cohort of whole lanes."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
 from helios.scheduler import exploration
 from helios.scheduler.blocks import Candidate
+from helios.scheduler.explaining import ranked_scores
 from helios.scheduler.paging import with_pages
 from helios.scheduler.plan import CandidateScore, ScheduledPlan
 from helios.scheduler.policy import (
@@ -84,19 +84,20 @@ def explain(state: State) -> tuple[CandidateScore, ...]:
     if decided is None:
         return ()
     if decided.scores is None:
+        selected = decided.selected
         if state.version != decided.version:
             # The lanes of the others would be made from requests and costs that have moved on.
-            return _scores(state, decided, [decided.selected.candidate] if decided.selected else [])
-        ranked = decided.decision.ranked()
-        selected = decided.selected
-        if selected is not None and selected.is_probe:
+            return _scores(state, decided, [selected.candidate] if selected else [])
+        if selected is None:
+            decided.scores = ()
+        elif selected.is_probe:
             # A probe runs although others rank above it, and may be too padded to be ranked at all.
-            ranked = [selected.candidate, *(c for c in ranked if c != selected.candidate)]
-        elif selected is not None and selected.candidate.graph_index != ranked[0].graph_index:
-            # Service per time has chosen another width than the score (utility 9.14), among streams
-            # alone: there every graph has one candidate.
-            ranked.sort(key=lambda each: each.graph_index != selected.candidate.graph_index)
-        decided.scores = _scores(state, decided, ranked)
+            others = (c for c in decided.decision.ranked() if c != selected.candidate)
+            decided.scores = _scores(state, decided, [selected.candidate, *others])
+        else:
+            decided.scores = ranked_scores(
+                decided.decision, decided.ages, state.costs.ttl_ns, selected.candidate.graph_index
+            )
     return decided.scores
 
 
@@ -112,8 +113,7 @@ def _score(decided: Decided, candidate: Candidate, ttl_ns: int) -> CandidateScor
     selected = decided.selected
     if selected is None or not selected.is_probe or candidate != selected.candidate:
         return score
-    return dataclasses.replace(
-        score,
+    return score._replace(
         reason=selected.reason,
         needs_empty_queue=True,
         exploration_credit_ms=selected.credit_ms,

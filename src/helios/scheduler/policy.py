@@ -215,7 +215,8 @@ class Decision:
 
     def _prefill_blocks(self) -> list[Block]:
         if self._prefills is None:
-            self._prefills = prefill_blocks(self.view, self._prompts, self.waiting)
+            prompts = self._prompts
+            self._prefills = prefill_blocks(self.view, prompts, self.waiting) if prompts else []
         return self._prefills
 
     def _alone_blocks(self) -> list[Block]:

@@ -78,7 +78,7 @@ def trace_of_plan(
 def format_trace(trace: PlanTrace) -> str:
     """Return the line, without a newline."""
     document = dataclasses.asdict(trace)
-    document["score"]["reason"] = trace.score.reason.value
+    document["score"] = {**trace.score._asdict(), "reason": trace.score.reason.value}
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
