@@ -46,6 +46,8 @@ class ServingOptions:
     """The package must have programs of it."""
     mixed_prefill: bool = False
     """Run the mixed programs that the package has; without, they are left out."""
+    row_sharing: str = "off"
+    """off or host: run the ragged rounds that the package has, or leave them out."""
     drain_timeout_s: float = 30.0
 
 
@@ -59,6 +61,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
             options.decoding.speculation,
             sources=options.decoding.sources,
             mixed_prefill=options.mixed_prefill,
+            row_sharing=options.row_sharing,
         ),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
         open_grammars=functools.partial(open_package_grammars, directory),

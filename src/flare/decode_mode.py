@@ -21,7 +21,9 @@ def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMo
     check_draft(manifest, request)
     speculation = decode_mode(manifest, request, mode)
     check_mixed(manifest, request, speculation)
-    return Decoding(speculation, served_sources(manifest, request, mode))
+    sources = served_sources(manifest, request, mode)
+    check_sharing(manifest, request, sources)
+    return Decoding(speculation, sources)
 
 
 def served_sources(
@@ -84,6 +86,18 @@ def check_mixed(manifest: Manifest, request: PackageRequest, decoding: Speculati
         raise FlareError(
             "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
             "with `flare prepare --mixed-prefill` and the same --speculation"
+        )
+
+
+def check_sharing(manifest: Manifest, request: PackageRequest, sources: tuple[str, ...]) -> None:
+    """Raise FlareError for a package without the rounds of shared rows that were asked for."""
+    if request.row_sharing == "off":
+        return
+    if not any(graph.packed_capacity and graph.source in sources for graph in manifest.graphs):
+        raise FlareError(
+            "--row-sharing: the package has no rounds whose requests share target rows; prepare it "
+            f"again with `flare prepare --row-sharing {request.row_sharing}`, for so many requests "
+            "at once that their widest rounds pass --speculative-token-capacity"
         )
 
 

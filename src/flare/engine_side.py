@@ -13,6 +13,7 @@ from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
 from ignition.measure import calibrated_seeds
 from ignition.package import LoadLimits, open_package
 from ignition.package_manifest import catalog_of, read_manifest
+from ignition.programs.buffers import is_ragged
 
 _GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
@@ -24,17 +25,19 @@ def open_model(
     *,
     sources: tuple[str, ...] | None = None,
     mixed_prefill: bool = False,
+    row_sharing: str = "off",
 ) -> PreparedModel:
     """Open a package and measure its short programs as they run here and now.
 
     Programs that the decode mode never runs are left out, those with proposals of other `sources`
-    (None: all), and mixed ones unless asked for. Raises PackageError.
+    (None: all), and mixed and ragged ones unless asked for. Raises PackageError.
     """
     graphs = tuple(
         graph.name
         for graph in catalog_of(read_manifest(directory).graphs).graphs
         if _is_served(graph, speculation, sources)
         and (mixed_prefill or graph.kind is not GraphKind.MIXED)
+        and (row_sharing != "off" or not is_ragged(graph))
     )
     package = open_package(directory, limits=LoadLimits(graphs=graphs), threads=threads)
     return dataclasses.replace(package, cost_seeds_ns=calibrated_seeds(package))

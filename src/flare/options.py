@@ -68,6 +68,13 @@ class Speculation(StrEnum):
         return () if self is Speculation.OFF else (self.value,)
 
 
+class RowSharing(StrEnum):
+    """Who decides how many of a round's target rows each request gets."""
+
+    OFF = "off"
+    HOST = "host"
+
+
 class SpeculationMode(StrEnum):
     """Who decides how many proposals a round verifies."""
 
@@ -220,5 +227,15 @@ TokenCapacityOption = Annotated[
         rich_help_panel=_SPECULATION,
         help="Most target rows of all requests in one program "
         f"(default: {DEFAULT_TOKEN_CAPACITY}, or what one request needs).",
+    ),
+]
+RowSharingOption = Annotated[
+    RowSharing,
+    typer.Option(
+        "--row-sharing",
+        rich_help_panel=_SPECULATION,
+        help="Prepare (and run) rounds whose requests share --speculative-token-capacity target "
+        "rows, for so many requests that not all of them can have the widest round. host: the "
+        "scheduler deals the rows by what was accepted before.",
     ),
 ]

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from flare.console import notices
 from flare.errors import FlareError
-from flare.options import Backend, Precision, Speculation, capacity_list, size_bytes
+from flare.options import Backend, Precision, RowSharing, Speculation, capacity_list, size_bytes
 from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
 from ignition.geometry import ModelGeometry
 from ignition.prepare import choose_backend, machine_memory_bytes, usable_threads
@@ -47,6 +47,8 @@ class PackageRequest:
     """The command line says --speculation or one of its options; else a package decides."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     mixed_prefill: bool = False
+    row_sharing: str = "off"
+    """off or host: who deals the target rows of ragged rounds; off prepares and runs none."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ class PackageRequest:
             head_tokens=head_tokens,
             speculative_token_capacity=self.speculative_token_capacity,
             mixed_prefill=self.mixed_prefill,
+            ragged_rounds=self.row_sharing != "off",
         )
         return plan_capacity(geometry, options, machine_memory_bytes=machine_memory_bytes())
 
@@ -93,6 +96,7 @@ def package_request(
     draft_tokens: int | None,
     speculative_token_capacity: int | None,
     mixed_prefill: bool,
+    row_sharing: RowSharing = RowSharing.OFF,
     draft: Path | None = None,
 ) -> PackageRequest:
     """Check the options of a command line. Raises FlareError and NoCompilerError.
@@ -105,6 +109,8 @@ def package_request(
     chosen = speculation or (
         default_speculation(choice.backend) if draft is None else Speculation.LEARNED
     )
+    if row_sharing is not RowSharing.OFF and not chosen.sources:
+        raise FlareError("--row-sharing needs --speculation copy, learned or both")
     copied, learned = _depths(chosen, draft_tokens, speculative_token_capacity, draft)
     return PackageRequest(
         backend=choice.backend,
@@ -131,6 +137,7 @@ def package_request(
             else speculative_token_capacity
         ),
         mixed_prefill=mixed_prefill,
+        row_sharing=row_sharing.value,
     )
 
 

@@ -88,6 +88,9 @@ class CapacityOptions:
     """Most target rows, pending tokens included, of a round of all its requests."""
     mixed_prefill: bool = False
     """Prepare programs that consume a prompt chunk beside rows that generate."""
+    ragged_rounds: bool = False
+    """Prepare rounds whose requests share `speculative_token_capacity` target rows, for buckets of
+    which the widest round would have more."""
 
     @property
     def depths(self) -> Depths:
@@ -287,7 +290,10 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
     if options.depths:
         _check_rounds(options, context)
         graphs += round_graphs(
-            buckets, options.depths, token_capacity=options.speculative_token_capacity
+            buckets,
+            options.depths,
+            token_capacity=options.speculative_token_capacity,
+            ragged=options.ragged_rounds,
         )
     return Catalog.of(graphs).graphs
 

@@ -97,9 +97,10 @@ class _Measurement:
             return [self._prompt_lane(0, self._graph.token_capacity, self._deep_position())]
         if is_mixed(self._graph):
             prompt = self._prompt_lane(0, self._graph.prefill_capacity, self._deep_position())
-            return [prompt, *(self._round_lane(row) for row in range(1, self._lanes))]
+            length = self._target_rows()
+            return [prompt, *(self._round_lane(row, length) for row in range(1, self._lanes))]
         if is_round(self._graph):
-            return [self._round_lane(row) for row in range(self._lanes)]
+            return self._round_lanes()
         return [self._lane(row) for row in range(self._lanes)]
 
     def _target_rows(self) -> int:
@@ -170,9 +171,21 @@ class _Measurement:
             sampling=SamplingParams(temperature=0.0),
         )
 
-    def _round_lane(self, row: int) -> FrameLane:
-        """Return a lane with all the proposals it can take; few of them will be accepted."""
-        length = self._target_rows()
+    def _round_lanes(self) -> list[FrameLane]:
+        """Return lanes that fill the program: where they share its rows, the first ones take all.
+
+        So as many proposals follow each other as in any frame of it.
+        """
+        spare = self._graph.rows - self._lanes
+        lanes = []
+        for row in range(self._lanes):
+            more = min(self._target_rows() - 1, spare)
+            spare -= more
+            lanes.append(self._round_lane(row, 1 + more))
+        return lanes
+
+    def _round_lane(self, row: int, length: int) -> FrameLane:
+        """Return a lane of that many target rows; few of its proposals will be accepted."""
         is_copy = self._graph.source is ProposalSource.COPY
         copied = (0,) * (length - 1 if is_copy else 0)
         return self._lane(row)._replace(query_length=length, copied_token_ids=copied)

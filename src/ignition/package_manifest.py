@@ -230,6 +230,7 @@ def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
             allocation=_ALLOCATIONS[entry.allocation],
             speculation_enabled=entry.speculation_enabled,
             prefill_capacity=entry.prefill_capacity,
+            packed_capacity=entry.packed_capacity,
         )
     except InvalidCatalogError as error:
         raise PackageError(f"graphs.{entry.name}", str(error)) from error

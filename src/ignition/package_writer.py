@@ -189,6 +189,7 @@ def _graph_entry(program: PlannedProgram) -> GraphEntry:
         allocation=program.graph.allocation.name.lower(),
         speculation_enabled=program.graph.speculation_enabled,
         prefill_capacity=program.graph.prefill_capacity,
+        packed_capacity=program.graph.packed_capacity,
     )
 
 

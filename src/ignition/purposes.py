@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource
-from ignition.programs.buffers import is_mixed, is_round
+from ignition.programs.buffers import is_mixed, is_ragged, is_round
 
 _PURPOSES: Final = {
     GraphKind.INITIALIZE: "binds up to {b} admitted requests to rows: pages, sampling, counters",
@@ -28,6 +28,7 @@ _PURPOSE_OF_WIDTH_ONE: Final = (
 _PURPOSE_OF_MIXED_ROUND: Final = (
     "up to {c} prompt tokens of one of {b} requests, up to {d} {s} tokens checked of the others"
 )
+_SHARED_ROWS: Final = ", {p} target rows shared among them"
 
 
 def purpose_of(graph: GraphDescriptor) -> str:
@@ -37,10 +38,13 @@ def purpose_of(graph: GraphDescriptor) -> str:
         text = _PURPOSE_OF_WIDTH_ONE
     if is_mixed(graph) and graph.proposal_depth:
         text = _PURPOSE_OF_MIXED_ROUND
+    if is_ragged(graph):
+        text += _SHARED_ROWS
     return text.format(
         b=graph.batch_capacity,
         c=graph.prefill_capacity,
         d=graph.proposal_depth,
+        p=graph.rows,
         s=SOURCE_WORDS[graph.source],
         w=graph.token_capacity,
     )

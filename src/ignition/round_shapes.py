@@ -31,22 +31,36 @@ def round_widths(draft_tokens: int) -> tuple[int, ...]:
 
 
 def round_graphs(
-    buckets: Iterable[int], depths: Depths, *, token_capacity: int
+    buckets: Iterable[int], depths: Depths, *, token_capacity: int, ragged: bool = False
 ) -> Iterator[GraphDescriptor]:
-    """Yield a width-one program of every bucket, and the wider ones of at most that many rows."""
+    """Yield a width-one program of every bucket, and the wider ones of at most that many rows.
+
+    With `ragged` a bucket whose widest program would have more rows gets one whose lanes share
+    `token_capacity` of them.
+    """
     for bucket in buckets:
         yield GraphDescriptor(
             kind=GraphKind.SPECULATIVE, batch_capacity=bucket, speculation_enabled=True
         )
         for source, draft_tokens in depths.items():
-            for width in round_widths(draft_tokens):
+            widths = round_widths(draft_tokens)
+            for width in widths:
                 if bucket * width <= token_capacity:
-                    yield GraphDescriptor(
-                        kind=GraphKind.SPECULATIVE,
-                        batch_capacity=bucket,
-                        token_capacity=width,
-                        proposal_depth=width - 1,
-                        allocation=RowAllocation.HOST,
-                        source=source,
-                        speculation_enabled=True,
-                    )
+                    yield _round(bucket, width, source)
+            if ragged and bucket < token_capacity < bucket * widths[-1]:
+                yield _round(bucket, widths[-1], source, packed_rows=token_capacity)
+
+
+def _round(
+    bucket: int, width: int, source: ProposalSource, *, packed_rows: int = 0
+) -> GraphDescriptor:
+    return GraphDescriptor(
+        kind=GraphKind.SPECULATIVE,
+        batch_capacity=bucket,
+        token_capacity=width,
+        proposal_depth=width - 1,
+        packed_capacity=packed_rows,
+        allocation=RowAllocation.HOST,
+        source=source,
+        speculation_enabled=True,
+    )

@@ -24,6 +24,8 @@ from flare.options import (
     MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
+    RowSharing,
+    RowSharingOption,
     SpeculationOption,
     ThreadsOption,
     TokenCapacityOption,
@@ -50,6 +52,7 @@ def plan(
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
+    row_sharing: RowSharingOption = RowSharing.OFF,
     buffers: Annotated[bool, typer.Option(help="List every static buffer too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -72,6 +75,7 @@ def plan(
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
+        row_sharing=row_sharing,
         draft=draft,
     )
     _, found = find_model(model)

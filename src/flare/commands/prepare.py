@@ -24,6 +24,8 @@ from flare.options import (
     MixedPrefillOption,
     ModelArgument,
     PrecisionOption,
+    RowSharing,
+    RowSharingOption,
     SpeculationOption,
     ThreadsOption,
     TokenCapacityOption,
@@ -49,6 +51,7 @@ def prepare(
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
+    row_sharing: RowSharingOption = RowSharing.OFF,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Directory to write (default: in the user's cache)."),
@@ -75,6 +78,7 @@ def prepare(
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
+        row_sharing=row_sharing,
         draft=draft,
     )
     source, found = find_model(model)

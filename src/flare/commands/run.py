@@ -34,6 +34,8 @@ from flare.options import (
     ModelArgument,
     PrecisionOption,
     Preset,
+    RowSharing,
+    RowSharingOption,
     SpeculationMode,
     SpeculationModeOption,
     SpeculationOption,
@@ -126,6 +128,7 @@ def run(
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
+    row_sharing: RowSharingOption = RowSharing.OFF,
     scheduler_policy: PresetOption = Preset.BALANCED,
     output_token_value: OutputTokenValue = None,
     token_fairness: TokenFairness = None,
@@ -183,6 +186,7 @@ def run(
         draft_tokens=draft_tokens,
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
+        row_sharing=row_sharing,
         draft=draft,
     )
     options = ServingOptions(
@@ -192,6 +196,7 @@ def run(
         threads=threads,
         trace_path=None if trace is None else _writable(trace),
         mixed_prefill=mixed_prefill,
+        row_sharing=row_sharing.value,
         drain_timeout_s=drain_timeout_s,
     )
     _log_to_terminal(log_requests)

@@ -44,6 +44,8 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A program of the speculative modes."""
     prefill_capacity: int = 0
     """Prompt tokens of a mixed program."""
+    packed_capacity: int = 0
+    """Target rows that the lanes of a ragged round share; zero: W for each of B lanes."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,11 @@ def is_round(graph: GraphDescriptor) -> bool:
     return graph.kind is GraphKind.SPECULATIVE and graph.token_capacity > 1
 
 
+def is_ragged(graph: GraphDescriptor) -> bool:
+    """Whether a round's lanes share fewer target rows than W for each of them."""
+    return is_round(graph) and graph.rows < graph.batch_capacity * graph.token_capacity
+
+
 def is_mixed(graph: GraphDescriptor) -> bool:
     """Whether a program consumes a prompt chunk beside rows that generate."""
     return graph.kind is GraphKind.MIXED

@@ -102,13 +102,7 @@ class EagerProgram:
         elif kind in (GraphKind.DECODE, GraphKind.SPECULATIVE):
             self._check_next_pages()
             self._propose()
-            step = round_step if is_round(self._descriptor) else decode_step
-            step(
-                self._model.context,
-                self._tensors,
-                block_count=self._block_count(),
-                with_logprobs=self._wants_logprobs(),
-            )
+            self._generate()
         elif is_mixed(self._descriptor):
             self._check_next_pages()
             self._propose()
@@ -134,6 +128,17 @@ class EagerProgram:
     def read(self, frame: Frame) -> tuple[LaneOutput, ...]:
         """Return the outputs, one per lane of the frame in its order."""
         return read_frame(self._descriptor, frame, self._buffers)
+
+    def _generate(self) -> None:
+        """Run a single step or a round of what the lanes hold."""
+        context, tensors, graph = self._model.context, self._tensors, self._descriptor
+        blocks, reports = self._block_count(), self._wants_logprobs()
+        if not is_round(graph):
+            decode_step(context, tensors, block_count=blocks, with_logprobs=reports)
+            return
+        round_step(
+            context, tensors, block_count=blocks, with_logprobs=reports, packed_rows=graph.rows
+        )
 
     def _propose(self) -> None:
         """Fill in the proposals of a program that makes them itself."""

@@ -64,8 +64,7 @@ def check_frame(
             _check_prefill(graph, lane, model, pool)
         elif is_round(graph) or is_mixed(graph):
             _check_round(graph, lane, model)
-    if is_mixed(graph) and sum(map(_is_prompt, frame.lanes)) > 1:
-        raise FrameError(f"{graph.name}: more than one lane consumes a prompt")
+    _check_together(graph, frame)
 
 
 def prompt_lane(graph: GraphDescriptor, frame: Frame) -> int:
@@ -135,6 +134,17 @@ def _check_round(graph: GraphDescriptor, lane: FrameLane, model: ModelGeometry) 
     if any(not 0 <= token < model.vocabulary_size for token in proposals):
         raise FrameError(
             f"{graph.name}: row {lane.row} has a proposal outside {model.vocabulary_size}"
+        )
+
+
+def _check_together(graph: GraphDescriptor, frame: Frame) -> None:
+    """What lanes that fit one by one must also fit in as a whole: one prompt, P target rows."""
+    if is_mixed(graph) and sum(map(_is_prompt, frame.lanes)) > 1:
+        raise FrameError(f"{graph.name}: more than one lane consumes a prompt")
+    asked = sum(lane.query_length for lane in frame.lanes)
+    if is_round(graph) and asked > graph.rows:
+        raise FrameError(
+            f"{graph.name}: query lengths add up to {asked}, there are {graph.rows} target rows"
         )
 
 

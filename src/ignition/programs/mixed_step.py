@@ -75,7 +75,7 @@ def _draw(
     advancing: FedLanes | None = None,
 ) -> None:
     """Draw for every live lane; `advancing` are those whose cache grows by what they produced."""
-    logits = context.decoder.logits(hidden).view(*lanes.shape, -1)
+    logits = lanes.by_lane(context.decoder.logits(hidden))
     accept_proposals(
         context,
         outputs,

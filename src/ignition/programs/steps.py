@@ -118,15 +118,25 @@ def decode_step(
 
 @torch.inference_mode()
 def round_step(
-    context: StepContext, buffers: Tensors, *, block_count: int, with_logprobs: bool
+    context: StepContext,
+    buffers: Tensors,
+    *,
+    block_count: int,
+    with_logprobs: bool,
+    packed_rows: int | None = None,
 ) -> None:
-    """Verify the proposals behind the pending token of B rows, commit what is accepted (2.6)."""
+    """Verify the proposals behind the pending token of B rows, commit what is accepted (2.6).
+
+    `packed_rows` are the target rows of a ragged program (2.8); None: W for every lane.
+    """
     state = context.state
     requested = state.rows_or_scratch(buffers["rows"])
     is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
-    lanes = fed_lanes(context, buffers, is_live=is_live, block_count=block_count)
+    lanes = fed_lanes(
+        context, buffers, is_live=is_live, block_count=block_count, packed_rows=packed_rows
+    )
     hidden = context.decoder.hidden(lanes.inputs, state.keys, state.values)
-    logits = context.decoder.logits(hidden).view(*lanes.shape, -1)
+    logits = lanes.by_lane(context.decoder.logits(hidden))
     accept_proposals(
         context, buffers, rows=lanes.rows, is_live=is_live, lengths=lanes.lengths, logits=logits
     )
@@ -146,40 +156,83 @@ class FedLanes(NamedTuple):
     first: Tensor
     """int64 [B] position of the pending token."""
     inputs: StepInputs
+    places: Tensor
+    """int64 [B, W]: which fed row each target row is; any row for those past a lane's length."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """B and W."""
-        return self.rows.shape[0], self.inputs.token_ids.shape[0] // self.rows.shape[0]
+        return self.places.shape[0], self.places.shape[1]
+
+    def by_lane(self, fed: Tensor) -> Tensor:
+        """Return what stands by fed row, [rows, n], by lane and target row, [B, W, n]."""
+        if fed.shape[0] == self.places.numel():
+            return fed.view(*self.shape, -1)
+        return fed.index_select(0, self.places.view(-1)).view(*self.shape, -1)
+
+
+class _Layout(NamedTuple):
+    """Which target rows are fed, in which order; columns [fed rows]."""
+
+    lane: Tensor
+    place: Tensor
+    is_used: Tensor
+    places: Tensor
+
+
+def _layout(lengths: Tensor, width: int, packed_rows: int | None) -> _Layout:
+    """Place the first int64 `lengths` [B] of every lane's W rows among all W * B, or among P.
+
+    In a ragged program the used rows stand together, lane after lane.
+    """
+    count = lengths.shape[0]
+    lanes = torch.arange(count, device=lengths.device)
+    index = torch.arange(width, device=lengths.device)
+    if packed_rows is None or packed_rows == count * width:
+        place = index.repeat(count)
+        lane = lanes.repeat_interleave(width)
+        is_used = place < lengths.index_select(0, lane)
+        return _Layout(lane, place, is_used, lanes[:, None] * width + index)
+    ends = lengths.cumsum(0)
+    starts = ends - lengths
+    row = torch.arange(packed_rows, device=lengths.device)
+    lane = torch.searchsorted(ends, row, right=True).clamp(max=count - 1)
+    place = (row - starts.index_select(0, lane)).clamp(max=width - 1)
+    places = (starts[:, None] + index).clamp(max=packed_rows - 1)
+    return _Layout(lane, place, row < ends[-1:], places)
 
 
 def fed_lanes(
-    context: StepContext, buffers: Tensors, *, is_live: Tensor, block_count: int
+    context: StepContext,
+    buffers: Tensors,
+    *,
+    is_live: Tensor,
+    block_count: int,
+    packed_rows: int | None = None,
 ) -> FedLanes:
     """Lay out the pending token and the proposals of every live lane; W as outputs [B, W] have."""
     state, width = context.state, buffers["tokens"].shape[1]
     requested = state.rows_or_scratch(buffers["rows"])
     rows = requested.masked_fill(~is_live, state.scratch_row)
-    lengths = buffers["query_lengths"].masked_fill(~is_live, 0)[:, None]
+    lengths = buffers["query_lengths"].masked_fill(~is_live, 0)
     first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
     first = first.masked_fill(~is_live, 0)
 
     pending = state.rows["pending_token"].index_select(0, rows)[:, None]
     fed = torch.cat([pending, buffers["proposals"][:, : width - 1]], dim=1).to(torch.int64)
-    index = torch.arange(width, device=fed.device)
-    is_used = index < lengths
+    lane, place, is_used, places = _layout(lengths.to(torch.int64), width, packed_rows)
     # Every target row is a lane of its own, so its bits are those of a decode step: products of
     # attention with another number of queries would round otherwise. A layer appends the keys of
     # all rows before any of them attends.
     inputs = step_inputs(
         context,
-        rows=rows.repeat_interleave(width),
-        tokens=fed.masked_fill(~is_used, 0).view(-1, 1),
-        positions=(first[:, None] + index).masked_fill(~is_used, 0).view(-1, 1),
-        is_used=is_used.view(-1, 1),
+        rows=rows.index_select(0, lane),
+        tokens=fed[lane, place].masked_fill(~is_used, 0)[:, None],
+        positions=(first.index_select(0, lane) + place).masked_fill(~is_used, 0)[:, None],
+        is_used=is_used[:, None],
         block_count=block_count,
     )
-    return FedLanes(rows, is_live, lengths[:, 0], first, inputs)
+    return FedLanes(rows, is_live, lengths, first, inputs, places)
 
 
 def commit_lanes(context: StepContext, buffers: Tensors, lanes: FedLanes) -> None:

@@ -1,0 +1,110 @@
+"""`--row-sharing`: rounds of shared target rows in plan, prepare and run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flare.command_line import run_command
+from flare.decode_mode import check_sharing
+from flare.errors import FlareError
+from flare.options import RowSharing, Speculation
+from flare.request import SOURCES
+from ignition.capacity import CapacityOptions, plan_capacity
+from ignition.measure import calibrated_seeds
+from ignition.package import open_package
+from tests.flare.flare_process import running
+from tests.flare.test_decode_mode import asked
+from tests.flare.test_identity import BODIES
+from tests.flare.test_run import HAS_COMPILER
+from tests.flare.test_speculation import Server
+from tests.flare.tiny_directory import write_tiny_directory
+from tests.ignition.tiny import build
+
+SHARED = "speculative-b8-d7-w8-p16-copy"
+OPTIONS = ["--concurrency", "8", "--prefill-capacities", "16,64", "--threads", "1"]
+OPTIONS += ["--speculation", "copy", "--speculative-token-capacity", "16"]
+
+
+def shared_programs(**more: Any) -> list[str]:
+    fields = {"draft_tokens": 7, "ragged_rounds": True, **more}
+    options = CapacityOptions(backend="native", precision="int8", **fields)
+    plan = plan_capacity(build("llama").checkpoint.geometry, options, machine_memory_bytes=1 << 34)
+    return [p.graph.name for p in plan.programs if "-p" in p.graph.name.replace("-prefill", "")]
+
+
+def test_a_bucket_whose_widest_round_is_too_large_shares_the_capacity() -> None:
+    assert [n for n in shared_programs() if n.startswith("spec")] == [
+        "speculative-b8-d7-w8-p32-copy",
+        "speculative-b16-d7-w8-p32-copy",
+    ]
+    both = [n for n in shared_programs(learned_tokens=3, head_tokens=40) if n.startswith("spec")]
+    assert "speculative-b16-d3-w4-p32" in both
+    assert "speculative-b8-d3-w4-p32" not in both
+    assert not any(n.startswith("spec") for n in shared_programs(concurrency=4))
+    assert not any(n.startswith("spec") for n in shared_programs(ragged_rounds=False))
+    few = shared_programs(concurrency=64, speculative_token_capacity=16)
+    assert [n for n in few if n.startswith("spec")] == [
+        "speculative-b4-d7-w8-p16-copy",
+        "speculative-b8-d7-w8-p16-copy",
+    ], "a bucket of as many requests as there are rows has nothing to share"
+
+
+def package(*graphs: tuple[str, int]) -> Any:
+    entries = [SimpleNamespace(source=source, packed_capacity=packed) for source, packed in graphs]
+    return SimpleNamespace(graphs=entries)
+
+
+def test_a_package_without_such_rounds_of_its_sources_is_refused() -> None:
+    request = asked(Speculation.BOTH, row_sharing=RowSharing.HOST)
+    check_sharing(package(("copy", 0), ("copy", 32)), request, SOURCES)
+    for graphs in ([("copy", 0)], [("learned", 32)]):
+        with pytest.raises(FlareError, match="again with `flare prepare --row-sharing host`"):
+            check_sharing(package(*graphs), request, ("copy",))
+    check_sharing(package(), asked(Speculation.COPY), ("copy",))
+    with pytest.raises(FlareError, match="--row-sharing needs --speculation"):
+        asked(Speculation.OFF, row_sharing=RowSharing.HOST)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("sharing")
+    model = write_tiny_directory(base / "tiny")
+    arguments = ["prepare", str(model), *OPTIONS, "--row-sharing", "host"]
+    assert run_command([*arguments, "--output", str(base / "package")]) == 0
+    return base / "package"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
+def test_a_package_keeps_the_shared_rows_of_its_programs(prepared) -> None:
+    entries = json.loads((prepared / "manifest.json").read_text())["graphs"]
+    (entry,) = [entry for entry in entries if entry["name"] == SHARED]
+    assert entry["packed_capacity"] == 16
+    assert "16 target rows shared among them" in entry["purpose"]
+    opened = open_package(prepared)
+    assert {graph.name: graph.rows for graph in opened.catalog.graphs}[SHARED] == 16
+    assert opened.cost_seeds_ns[SHARED] > 0
+    assert SHARED in calibrated_seeds(opened)
+    opened.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
+def test_answers_are_those_of_a_server_without_speculation(prepared, tmp_path) -> None:
+    found, programs = {}, {}
+    for mode in (["--speculation", "off"], ["--row-sharing", "host"], []):
+        name = "-".join(mode)
+        with running([str(prepared), *mode], tmp_path / f"log{name}") as (url, _):
+            server = Server(url)
+            found[name] = server.ask_all(BODIES[:60], 8)
+            programs[name] = "".join(server.metrics())
+            server.client.close()
+    expected = found.pop("--speculation-off")
+    assert all(answers == expected for answers in found.values())
+    assert f'graph="{SHARED}"' in programs["--row-sharing-host"]
+    assert f'graph="{SHARED}"' not in programs[""]
