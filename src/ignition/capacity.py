@@ -89,8 +89,7 @@ class CapacityOptions:
     mixed_prefill: bool = False
     """Prepare programs that consume a prompt chunk beside rows that generate."""
     ragged_rounds: bool = False
-    """Prepare rounds whose requests share `speculative_token_capacity` target rows, for buckets of
-    which the widest round would have more."""
+    """Prepare rounds whose requests share `speculative_token_capacity` target rows."""
 
     @property
     def depths(self) -> Depths:
