@@ -288,12 +288,8 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
         graphs += _mixed_graphs(options, buckets, prefill)
     if options.depths:
         _check_rounds(options, context)
-        graphs += round_graphs(
-            buckets,
-            options.depths,
-            token_capacity=options.speculative_token_capacity,
-            ragged=options.ragged_rounds,
-        )
+        capacity, ragged = options.speculative_token_capacity, options.ragged_rounds
+        graphs += round_graphs(buckets, options.depths, token_capacity=capacity, ragged=ragged)
     return Catalog.of(graphs).graphs
 
 
