@@ -47,7 +47,7 @@ class ServingOptions:
     mixed_prefill: bool = False
     """Run the mixed programs that the package has; without, they are left out."""
     row_sharing: str = "off"
-    """off or host: run the ragged rounds that the package has, or leave them out."""
+    """off, host or device: which of the ragged rounds that the package has to run."""
     drain_timeout_s: float = 30.0
 
 

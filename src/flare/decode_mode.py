@@ -21,9 +21,9 @@ def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMo
     check_draft(manifest, request)
     speculation = decode_mode(manifest, request, mode)
     check_mixed(manifest, request, speculation)
-    sources = served_sources(manifest, request, mode)
-    check_sharing(manifest, request, sources)
-    return Decoding(speculation, sources)
+    decoding = Decoding(speculation, served_sources(manifest, request, mode))
+    check_sharing(manifest, request, decoding)
+    return decoding
 
 
 def served_sources(
@@ -89,15 +89,25 @@ def check_mixed(manifest: Manifest, request: PackageRequest, decoding: Speculati
         )
 
 
-def check_sharing(manifest: Manifest, request: PackageRequest, sources: tuple[str, ...]) -> None:
+def check_sharing(manifest: Manifest, request: PackageRequest, decoding: Decoding) -> None:
     """Raise FlareError for a package without the rounds of shared rows that were asked for."""
-    if request.row_sharing == "off":
+    who = request.row_sharing
+    if who == "off":
         return
-    if not any(graph.packed_capacity and graph.source in sources for graph in manifest.graphs):
+    if who == "device" and decoding.speculation.mode is DecodeMode.FIXED:
+        raise FlareError("--row-sharing device needs --speculation-mode adaptive")
+    shared = [
+        graph
+        for graph in manifest.graphs
+        if graph.packed_capacity and graph.source in decoding.sources
+    ]
+    if not any(who == "host" or graph.allocation == "device" for graph in shared):
         raise FlareError(
-            "--row-sharing: the package has no rounds whose requests share target rows; prepare it "
-            f"again with `flare prepare --row-sharing {request.row_sharing}`, for so many requests "
-            "at once that their widest rounds pass --speculative-token-capacity"
+            "--row-sharing: the package has no rounds whose requests share target rows dealt by "
+            f"the {who}; prepare it again with `flare prepare --row-sharing {who}`, for so many "
+            "requests at once that their widest rounds pass --speculative-token-capacity"
+            + " or, with learned proposals, for two or more"
+            * (who == "device")
         )
 
 

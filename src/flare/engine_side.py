@@ -13,7 +13,7 @@ from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
 from ignition.measure import calibrated_seeds
 from ignition.package import LoadLimits, open_package
 from ignition.package_manifest import catalog_of, read_manifest
-from ignition.programs.buffers import is_ragged
+from ignition.programs.buffers import is_dealt, is_ragged
 
 _GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
 
@@ -38,6 +38,7 @@ def open_model(
         if _is_served(graph, speculation, sources)
         and (mixed_prefill or graph.kind is not GraphKind.MIXED)
         and (row_sharing != "off" or not is_ragged(graph))
+        and (row_sharing == "device" or not is_dealt(graph))
     )
     package = open_package(directory, limits=LoadLimits(graphs=graphs), threads=threads)
     return dataclasses.replace(package, cost_seeds_ns=calibrated_seeds(package))

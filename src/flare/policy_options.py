@@ -73,7 +73,8 @@ AdaptiveVerificationAlpha = Annotated[
     float | None,
     _field(
         "--mtp-adaptive-verification-alpha",
-        "Exponent on the survival of proposals in the scores of speculative programs.",
+        "Exponent on the survival of proposals in the scores of speculative programs (1: as it is "
+        "expected; above: wide rounds only for proposals that are nearly certain).",
     ),
 ]
 CheckpointExtraWorkFraction = Annotated[

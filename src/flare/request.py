@@ -48,7 +48,8 @@ class PackageRequest:
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     mixed_prefill: bool = False
     row_sharing: str = "off"
-    """off or host: who deals the target rows of ragged rounds; off prepares and runs none."""
+    """off, host or device: who deals the target rows of ragged rounds; off prepares and runs none,
+    device those of the host too."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ class PackageRequest:
             head_tokens=head_tokens,
             speculative_token_capacity=self.speculative_token_capacity,
             mixed_prefill=self.mixed_prefill,
-            ragged_rounds=self.row_sharing != "off",
+            row_sharing=self.row_sharing,
         )
         return plan_capacity(geometry, options, machine_memory_bytes=machine_memory_bytes())
 
@@ -111,6 +112,8 @@ def package_request(
     )
     if row_sharing is not RowSharing.OFF and not chosen.sources:
         raise FlareError("--row-sharing needs --speculation copy, learned or both")
+    if row_sharing is RowSharing.DEVICE and "learned" not in chosen.sources:
+        raise FlareError("--row-sharing device needs --speculation learned or both")
     copied, learned = _depths(chosen, draft_tokens, speculative_token_capacity, draft)
     return PackageRequest(
         backend=choice.backend,

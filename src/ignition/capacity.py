@@ -88,8 +88,9 @@ class CapacityOptions:
     """Most target rows, pending tokens included, of a round of all its requests."""
     mixed_prefill: bool = False
     """Prepare programs that consume a prompt chunk beside rows that generate."""
-    ragged_rounds: bool = False
-    """Prepare rounds whose requests share `speculative_token_capacity` target rows."""
+    row_sharing: str = "off"
+    """Prepare rounds whose requests share target rows, dealt by the host, with device also by the
+    programs themselves; off: none (ignition.round_shapes)."""
 
     @property
     def depths(self) -> Depths:
@@ -288,8 +289,8 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
         graphs += _mixed_graphs(options, buckets, prefill)
     if options.depths:
         _check_rounds(options, context)
-        capacity, ragged = options.speculative_token_capacity, options.ragged_rounds
-        graphs += round_graphs(buckets, options.depths, token_capacity=capacity, ragged=ragged)
+        capacity, sharing = options.speculative_token_capacity, options.row_sharing
+        graphs += round_graphs(buckets, options.depths, token_capacity=capacity, sharing=sharing)
     return Catalog.of(graphs).graphs
 
 

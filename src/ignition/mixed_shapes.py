@@ -16,7 +16,7 @@ from helios.scheduler import (
     ProposalSource,
     RowAllocation,
 )
-from ignition.round_shapes import Depths, round_widths
+from ignition.round_shapes import Depths, confidence_width, round_widths
 
 
 def mixed_prompts(prefill_capacities: Iterable[int]) -> tuple[int, ...]:
@@ -68,4 +68,5 @@ def _mixed(
         allocation=RowAllocation.HOST if width > 1 else RowAllocation.NONE,
         source=source,
         speculation_enabled=speculates,
+        confidence_width=confidence_width(source, width),
     )

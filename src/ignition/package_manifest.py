@@ -231,6 +231,7 @@ def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
             speculation_enabled=entry.speculation_enabled,
             prefill_capacity=entry.prefill_capacity,
             packed_capacity=entry.packed_capacity,
+            confidence_width=entry.confidence_width,
         )
     except InvalidCatalogError as error:
         raise PackageError(f"graphs.{entry.name}", str(error)) from error

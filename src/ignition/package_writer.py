@@ -190,6 +190,7 @@ def _graph_entry(program: PlannedProgram) -> GraphEntry:
         speculation_enabled=program.graph.speculation_enabled,
         prefill_capacity=program.graph.prefill_capacity,
         packed_capacity=program.graph.packed_capacity,
+        confidence_width=program.graph.confidence_width,
     )
 
 

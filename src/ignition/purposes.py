@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource
-from ignition.programs.buffers import is_mixed, is_ragged, is_round
+from ignition.programs.buffers import is_dealt, is_mixed, is_ragged, is_round
 
 _PURPOSES: Final = {
     GraphKind.INITIALIZE: "binds up to {b} admitted requests to rows: pages, sampling, counters",
@@ -29,6 +29,7 @@ _PURPOSE_OF_MIXED_ROUND: Final = (
     "up to {c} prompt tokens of one of {b} requests, up to {d} {s} tokens checked of the others"
 )
 _SHARED_ROWS: Final = ", {p} target rows shared among them"
+_DEALT_ROWS: Final = ", {p} target rows dealt to them by the draft head's confidence"
 
 
 def purpose_of(graph: GraphDescriptor) -> str:
@@ -39,7 +40,7 @@ def purpose_of(graph: GraphDescriptor) -> str:
     if is_mixed(graph) and graph.proposal_depth:
         text = _PURPOSE_OF_MIXED_ROUND
     if is_ragged(graph):
-        text += _SHARED_ROWS
+        text += _DEALT_ROWS if is_dealt(graph) else _SHARED_ROWS
     return text.format(
         b=graph.batch_capacity,
         c=graph.prefill_capacity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -31,12 +32,13 @@ def round_widths(draft_tokens: int) -> tuple[int, ...]:
 
 
 def round_graphs(
-    buckets: Iterable[int], depths: Depths, *, token_capacity: int, ragged: bool = False
+    buckets: Iterable[int], depths: Depths, *, token_capacity: int, sharing: str = "off"
 ) -> Iterator[GraphDescriptor]:
     """Yield a width-one program of every bucket, and the wider ones of at most that many rows.
 
-    With `ragged` a bucket whose widest program would have more rows gets one whose lanes share
-    `token_capacity` of them.
+    With `sharing` by host or device a bucket whose widest program would have more rows gets one
+    whose lanes share `token_capacity` of them. With device every bucket of two or more also gets
+    one of learned proposals that deals half of its lanes' rows itself, or `token_capacity` of them.
     """
     for bucket in buckets:
         yield GraphDescriptor(
@@ -47,8 +49,15 @@ def round_graphs(
             for width in widths:
                 if bucket * width <= token_capacity:
                     yield _round(bucket, width, source)
-            if ragged and bucket < token_capacity < bucket * widths[-1]:
+            if sharing != "off" and bucket < token_capacity < bucket * widths[-1]:
                 yield _round(bucket, widths[-1], source, packed_rows=token_capacity)
+            packed_rows = min(token_capacity, bucket * widths[-1] // 2)
+            is_dealt = sharing == "device" and source is ProposalSource.LEARNED
+            if is_dealt and 1 < bucket < packed_rows:
+                yield dataclasses.replace(
+                    _round(bucket, widths[-1], source, packed_rows=packed_rows),
+                    allocation=RowAllocation.DEVICE,
+                )
 
 
 def _round(
@@ -63,4 +72,13 @@ def _round(
         allocation=RowAllocation.HOST,
         source=source,
         speculation_enabled=True,
+        confidence_width=confidence_width(source, width),
     )
+
+
+def confidence_width(source: ProposalSource, width: int) -> int:
+    """Return how many proposals a program of W target rows reports the confidence of.
+
+    A draft head has a probability of its own for each; whoever copies has none.
+    """
+    return width - 1 if source is ProposalSource.LEARNED else 0

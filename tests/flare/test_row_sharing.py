@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from flare.command_line import run_command
+from flare.compose import Decoding
 from flare.decode_mode import check_sharing
 from flare.errors import FlareError
 from flare.options import RowSharing, Speculation
-from flare.request import SOURCES
+from helios.scheduler import DecodeMode, SpeculationConfig
 from ignition.capacity import CapacityOptions, plan_capacity
 from ignition.measure import calibrated_seeds
 from ignition.package import open_package
@@ -31,7 +32,7 @@ OPTIONS += ["--speculation", "copy", "--speculative-token-capacity", "16"]
 
 
 def shared_programs(**more: Any) -> list[str]:
-    fields = {"draft_tokens": 7, "ragged_rounds": True, **more}
+    fields = {"draft_tokens": 7, "row_sharing": "host", **more}
     options = CapacityOptions(backend="native", precision="int8", **fields)
     plan = plan_capacity(build("llama").checkpoint.geometry, options, machine_memory_bytes=1 << 34)
     return [p.graph.name for p in plan.programs if "-p" in p.graph.name.replace("-prefill", "")]
@@ -46,7 +47,7 @@ def test_a_bucket_whose_widest_round_is_too_large_shares_the_capacity() -> None:
     assert "speculative-b16-d3-w4-p32" in both
     assert "speculative-b8-d3-w4-p32" not in both
     assert not any(n.startswith("spec") for n in shared_programs(concurrency=4))
-    assert not any(n.startswith("spec") for n in shared_programs(ragged_rounds=False))
+    assert not any(n.startswith("spec") for n in shared_programs(row_sharing="off"))
     few = shared_programs(concurrency=64, speculative_token_capacity=16)
     assert [n for n in few if n.startswith("spec")] == [
         "speculative-b4-d7-w8-p16-copy",
@@ -54,20 +55,55 @@ def test_a_bucket_whose_widest_round_is_too_large_shares_the_capacity() -> None:
     ], "a bucket of as many requests as there are rows has nothing to share"
 
 
-def package(*graphs: tuple[str, int]) -> Any:
-    entries = [SimpleNamespace(source=source, packed_capacity=packed) for source, packed in graphs]
+def test_with_a_draft_head_every_bucket_of_two_or_more_may_deal_rows_itself() -> None:
+    names = shared_programs(learned_tokens=3, head_tokens=40, row_sharing="device")
+    assert [name for name in names if name.endswith("device")] == [
+        "speculative-b2-d3-w4-p4-device",
+        "speculative-b4-d3-w4-p8-device",
+        "speculative-b8-d3-w4-p16-device",
+        "speculative-b16-d3-w4-p32-device",
+    ]
+    assert "speculative-b16-d3-w4-p32" in names
+
+
+def package(*graphs: tuple[str, int, str]) -> Any:
+    entries = [
+        SimpleNamespace(source=source, packed_capacity=packed, allocation=who)
+        for source, packed, who in graphs
+    ]
     return SimpleNamespace(graphs=entries)
 
 
+def decoding(*sources: str, mode: DecodeMode = DecodeMode.ADAPTIVE) -> Decoding:
+    width = 4 if mode is DecodeMode.FIXED else 0
+    return Decoding(SpeculationConfig(mode=mode, fixed_width=width), sources)
+
+
 def test_a_package_without_such_rounds_of_its_sources_is_refused() -> None:
-    request = asked(Speculation.BOTH, row_sharing=RowSharing.HOST)
-    check_sharing(package(("copy", 0), ("copy", 32)), request, SOURCES)
-    for graphs in ([("copy", 0)], [("learned", 32)]):
-        with pytest.raises(FlareError, match="again with `flare prepare --row-sharing host`"):
-            check_sharing(package(*graphs), request, ("copy",))
-    check_sharing(package(), asked(Speculation.COPY), ("copy",))
-    with pytest.raises(FlareError, match="--row-sharing needs --speculation"):
+    host = asked(Speculation.BOTH, row_sharing=RowSharing.HOST)
+    device = asked(Speculation.BOTH, row_sharing=RowSharing.DEVICE)
+    copies, dealt = ("copy", 32, "host"), ("learned", 8, "device")
+    both = decoding("copy", "learned")
+    check_sharing(package(("copy", 0, "host"), copies), host, both)
+    check_sharing(package(copies, dealt), device, both)
+    check_sharing(package(), asked(Speculation.COPY), both)
+    for graphs, request, found in (
+        ([("copy", 0, "host")], host, both),
+        ([("learned", 32, "host")], host, decoding("copy")),
+        ([copies], device, both),
+        ([dealt], device, decoding("copy")),
+    ):
+        with pytest.raises(FlareError, match="again with `flare prepare --row-sharing "):
+            check_sharing(package(*graphs), request, found)
+    with pytest.raises(FlareError, match="needs --speculation-mode adaptive"):
+        check_sharing(package(dealt), device, decoding("learned", mode=DecodeMode.FIXED))
+
+
+def test_options_without_effect_are_refused() -> None:
+    with pytest.raises(FlareError, match="--row-sharing needs --speculation copy"):
         asked(Speculation.OFF, row_sharing=RowSharing.HOST)
+    with pytest.raises(FlareError, match="--row-sharing device needs --speculation learned"):
+        asked(Speculation.COPY, row_sharing=RowSharing.DEVICE)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,8 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of a mixed program."""
     packed_capacity: int = 0
     """Target rows that the lanes of a ragged round share; zero: W for each of B lanes."""
+    confidence_width: int = 0
+    """Proposals whose confidence the program reports: its depth, or zero."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):

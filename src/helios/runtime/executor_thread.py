@@ -11,7 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from helios.engine.ports import Clock, Frame, FrameResult, LaneOutput, PreparedProgram
+from helios.engine.ports import (
+    Clock,
+    Frame,
+    FrameResult,
+    LaneOutput,
+    PreparedProgram,
+    Sidecar,
+)
 from helios.engine.queued_masks import bind_masks
 
 FRAMES_IN_FLIGHT = 2
@@ -24,6 +31,16 @@ class SelfTimedProgram(Protocol):
 
     def device_interval_ns(self) -> int:
         """Return the interval of the last replay; zero when there is none."""
+        ...
+
+
+@runtime_checkable
+class ConfidentProgram(Protocol):
+    """A program whose rounds may report the confidence of what they proposed."""
+
+    @property
+    def confidence(self) -> Sidecar | None:
+        """Of the frame that was just executed; None for a program that reports none."""
         ...
 
 
@@ -44,6 +61,12 @@ class ThreadExecutor:
         self._programs = tuple(programs)
         self._self_timed = tuple(
             program if isinstance(program, SelfTimedProgram) else None for program in programs
+        )
+        self._confident = tuple(
+            program
+            if program.descriptor.confidence_width and isinstance(program, ConfidentProgram)
+            else None
+            for program in programs
         )
         self._clock = clock
         self._on_finished = on_finished
@@ -131,6 +154,7 @@ class ThreadExecutor:
         frame, error = loaded.frame, loaded.error
         device_ns = host_gap_ns = 0
         lanes: tuple[LaneOutput, ...] = ()
+        confidence: Sidecar | None = None
         if error is None:
             program = self._programs[frame.graph_index]
             self_timed = self._self_timed[frame.graph_index]
@@ -144,6 +168,8 @@ class ThreadExecutor:
                 if self_timed is not None:
                     device_ns = self_timed.device_interval_ns()
                 lanes = program.read(frame)
+                confident = self._confident[frame.graph_index]
+                confidence = None if confident is None else confident.confidence
             except Exception as fault:  # noqa: BLE001 - the thread boundary, as above.
                 lanes, device_ns, error = (), 0, _message_of(fault)
         self._front, self._drawn = frame, lanes
@@ -156,6 +182,7 @@ class ThreadExecutor:
             finished_ns=self._clock.now_ns(),
             host_gap_ns=host_gap_ns,
             error=error,
+            confidence=confidence,
         )
 
 

@@ -32,24 +32,27 @@ void absorb(model *m) {
     run_draft_layer(m, 0);
 }
 
-/* The likeliest token; the lowest id on a tie. */
-static int32_t likeliest(const draft *d, const float *logits) {
+/* Where the likeliest token stands; the lowest id on a tie. */
+static int likeliest(const draft *d, const float *logits) {
     int best = 0;
     for (int i = 1; i < d->tokens; i++)
         if (logits[i] > logits[best]) best = i;
-    return d->token_ids[best];
+    return best;
 }
 
-/* Writes the proposals of every lane, token zero where a lane takes none. Returns -1, or the first
- * lane that reaches a position without a page; then only scratch memory has changed. */
-EXPORT int32_t ign_propose(model *m, const round_inputs *in, int32_t *proposals) {
+/* Writes the proposals of every lane, token zero where a lane takes none, and where `confidence` is
+ * not NULL the head's own probability of every prefix, zero where there is none. Returns -1, or the
+ * first lane that reaches a position without a page; then only scratch memory has changed. */
+EXPORT int32_t ign_propose(model *m, const round_inputs *in, int32_t *proposals,
+                           float *confidence) {
     batch *b = &m->scratch.batch;
     draft *d = &m->draft;
     acceptance a = {.m = m, .in = in};
     int entry_of[MAX_LANES];
-    memset(proposals, 0, (size_t)in->lanes * (size_t)in->depth * sizeof *proposals);
-    b->count = 0;
-    int32_t unmapped = feed_lanes(&a, b, -1);
+    size_t places = (size_t)in->lanes * (size_t)in->depth;
+    memset(proposals, 0, places * sizeof *proposals);
+    if (confidence) memset(confidence, 0, places * sizeof *confidence);
+    int32_t unmapped = list_lanes(&a, -1);
     if (unmapped >= 0) return unmapped;
     for (int place = 0; place < in->depth; place++) {
         b->count = 0;
@@ -74,9 +77,15 @@ EXPORT int32_t ign_propose(model *m, const round_inputs *in, int32_t *proposals)
         run_draft_head(m, b->count);
         for (int i = 0; i < a.live; i++) {
             int lane = a.lane_of[i];
-            if (place + 1 < in->lengths[lane])
-                proposals[(size_t)lane * (size_t)in->depth + (size_t)place] =
-                    likeliest(d, d->logits + (size_t)entry_of[i] * (size_t)draft_width(d));
+            if (place + 1 >= in->lengths[lane]) continue;
+            const float *logits = d->logits + (size_t)entry_of[i] * (size_t)draft_width(d);
+            size_t at = (size_t)lane * (size_t)in->depth + (size_t)place;
+            int best = likeliest(d, logits);
+            proposals[at] = d->token_ids[best];
+            if (!confidence) continue;
+            double total = mass(logits, 0, d->tokens, logits[best]);
+            float chance = total > 1 ? (float)(1 / total) : 1.0f;
+            confidence[at] = place ? confidence[at - 1] * chance : chance;
         }
     }
     return -1;

@@ -28,7 +28,7 @@ static void feed_lane(batch *b, const serving_state *state, const round_inputs *
     }
 }
 
-int32_t feed_lanes(acceptance *a, batch *b, int skipped) {
+int32_t list_lanes(acceptance *a, int skipped) {
     const round_inputs *in = a->in;
     const serving_state *state = &a->m->state;
     for (int lane = 0; lane < in->lanes; lane++) {
@@ -37,9 +37,17 @@ int32_t feed_lanes(acceptance *a, batch *b, int skipped) {
         int position = state->cached_tokens[row], end = position + in->lengths[lane];
         for (; position < end; position = position / PAGE * PAGE + PAGE)
             if (!is_mapped(a->m, row, position)) return lane;
-        a->lane_of[a->live] = lane;
-        a->first[a->live++] = b->count - a->head_first;
-        feed_lane(b, state, in, lane);
+        a->lane_of[a->live++] = lane;
+    }
+    return -1;
+}
+
+int32_t feed_lanes(acceptance *a, batch *b, int skipped) {
+    int32_t unmapped = list_lanes(a, skipped);
+    if (unmapped >= 0) return unmapped;
+    for (int i = 0; i < a->live; i++) {
+        a->first[i] = b->count - a->head_first;
+        feed_lane(b, &a->m->state, a->in, a->lane_of[i]);
     }
     return -1;
 }
@@ -78,4 +86,38 @@ EXPORT int32_t ign_round(model *m, const round_inputs *in, const lane_outputs *o
     run_head(m, 0, b->count);
     pool_run(m->pool, accept_task, &a, a.live);
     return -1;
+}
+
+/* Whether lane `x` gets the next row before lane `y`: its next proposal is likelier, or as likely
+ * behind a shorter prefix, or in a smaller row. */
+static int goes_before(const round_inputs *in, const float *confidence, const int32_t *offered,
+                       int x, int y) {
+    float of_x = confidence[(size_t)x * (size_t)in->depth + (size_t)offered[x] - 1];
+    float of_y = confidence[(size_t)y * (size_t)in->depth + (size_t)offered[y] - 1];
+    if (of_x != of_y) return of_x > of_y;
+    if (offered[x] != offered[y]) return offered[x] < offered[y];
+    return in->rows[x] < in->rows[y];
+}
+
+/* Deals `packed` target rows to the active, unfinished lanes: each its pending row, the rest one at
+ * a time by `confidence` [lanes][depth], the joint probability of every prefix. `in->lengths` are
+ * ceilings. Causal: whether depth d of a lane gets a row depends on what was known before its
+ * proposal d + 1 was made (docs/design/scheduling-utility.md 8.2 and 8.6). */
+EXPORT void ign_deal(const model *m, const round_inputs *in, int32_t packed,
+                     const float *confidence, int32_t *offered) {
+    int spare = packed;
+    for (int lane = 0; lane < in->lanes; lane++) {
+        int row = in->rows[lane];
+        offered[lane] = row >= 0 && !m->state.finished[row];
+        spare -= offered[lane];
+    }
+    for (; spare > 0; spare--) {
+        int best = -1;
+        for (int lane = 0; lane < in->lanes; lane++) {
+            if (!offered[lane] || offered[lane] >= in->lengths[lane]) continue;
+            if (best < 0 || goes_before(in, confidence, offered, lane, best)) best = lane;
+        }
+        if (best < 0) return;
+        offered[best]++;
+    }
 }

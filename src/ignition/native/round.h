@@ -37,6 +37,10 @@ void clear_lane(const lane_outputs *out, int entry);
 /* Whether a row has a page for a position. */
 int is_mapped(const model *m, int row, int position);
 
+/* Lists the active, unfinished lanes but `skipped`. Returns -1, or the first lane that its length
+ * takes to a position without a page. */
+int32_t list_lanes(acceptance *a, int skipped);
+
 /* Appends the target rows of every active, unfinished lane but `skipped` to the batch. Returns -1,
  * or the first lane that reaches a position without a page; only scratch memory has changed. */
 int32_t feed_lanes(acceptance *a, batch *b, int skipped);

@@ -22,8 +22,8 @@ static int first_equal(const float *x, float value) {
     return 0;
 }
 
-/* Sum of exp(x - largest) over x[from..to), eight accumulators in double. */
-static double mass(const float *x, int from, int to, float largest) {
+/* Eight accumulators. */
+double mass(const float *x, int from, int to, float largest) {
     d8 total = {0};
     int i = from;
     for (; i + LANES <= to; i += LANES)

@@ -23,6 +23,9 @@ typedef struct {
 void sample_row(const model *m, int row, int logit_row, int space, int entry,
                 const lane_outputs *out);
 
+/* Sum of exp(x - largest) over x[from..to), in double. */
+double mass(const float *x, int from, int to, float largest);
+
 /* Log-probability of `token` and of the `count` likeliest tokens of one logits row. */
 void report_logprobs(const float *logits, int token, int count, float *logprob, int32_t *top_ids,
                      float *top_logprobs);

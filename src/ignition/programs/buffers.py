@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.ports import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
-from helios.scheduler import GraphDescriptor, GraphKind
+from helios.scheduler import GraphDescriptor, GraphKind, RowAllocation
 
 Array = npt.NDArray[Any]
 
@@ -64,6 +64,11 @@ def is_round(graph: GraphDescriptor) -> bool:
 def is_ragged(graph: GraphDescriptor) -> bool:
     """Whether a round's lanes share fewer target rows than W for each of them."""
     return is_round(graph) and graph.rows < graph.batch_capacity * graph.token_capacity
+
+
+def is_dealt(graph: GraphDescriptor) -> bool:
+    """Whether the program itself gives its lanes their target rows, within their ceilings."""
+    return graph.allocation is RowAllocation.DEVICE
 
 
 def is_mixed(graph: GraphDescriptor) -> bool:
@@ -179,9 +184,17 @@ def _score_buffers(capacity: int) -> tuple[BufferSpec, ...]:
 
 
 def _round_inputs(graph: GraphDescriptor) -> tuple[BufferSpec, ...]:
+    batch, depth = graph.batch_capacity, graph.proposal_depth
+    inputs = (
+        BufferSpec("query_lengths", "input", (batch,), "int32"),
+        BufferSpec("proposals", "input", (batch, depth), "int32"),
+    )
+    confidence = (BufferSpec("confidence", "output", (batch, depth), "float32"),)
+    offered = (BufferSpec("offered", "output", (batch,), "int32"),)
     return (
-        BufferSpec("query_lengths", "input", (graph.batch_capacity,), "int32"),
-        BufferSpec("proposals", "input", (graph.batch_capacity, graph.proposal_depth), "int32"),
+        *inputs,
+        *(confidence if graph.confidence_width else ()),
+        *(offered if is_dealt(graph) else ()),
     )
 
 

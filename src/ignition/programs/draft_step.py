@@ -79,10 +79,14 @@ class DraftContext:
         x = self._decoder.project(torch.cat([context, token], dim=-1), self._join)
         return self._decoder.through_layers(x, groups, self.keys, self.values)
 
-    def propose(self, predicted: Tensor) -> Tensor:
-        """Return the likeliest token of each predicted row, the lowest id on a tie."""
-        keys = order_keys(self._decoder.logits(predicted)).amax(dim=-1)
-        return self.token_ids.index_select(0, token_of_key(keys))
+    def propose(self, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the likeliest token of each predicted row, the lowest id on a tie, and its
+        probability among the draft tokens, float32."""
+        logits = self._decoder.logits(predicted)
+        best = token_of_key(order_keys(logits).amax(dim=-1))
+        wide = logits.to(torch.float64)
+        chance = torch.softmax(wide, dim=-1).gather(1, best[:, None])[:, 0].to(torch.float32)
+        return self.token_ids.index_select(0, best), chance
 
 
 class DraftingDecoder:
@@ -118,7 +122,10 @@ class DraftingDecoder:
 def propose_step(
     context: StepContext, draft: DraftContext, buffers: Tensors, *, block_count: int
 ) -> None:
-    """Write the proposals of every live lane; places past its query length hold token zero."""
+    """Write the proposals of every live lane; places past its query length hold token zero.
+
+    Where the program reports confidence: the head's own probability of every prefix, zero past it.
+    """
     state, proposals = context.state, buffers["proposals"]
     requested = state.rows_or_scratch(buffers["rows"])
     is_live = (buffers["rows"] >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
@@ -127,6 +134,7 @@ def propose_step(
     first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
     tokens = state.rows["pending_token"].index_select(0, rows).to(torch.int64)
     predicted: Tensor | None = None
+    prefix = torch.ones(rows.shape, device=rows.device)
     for place in range(proposals.shape[1]):
         # An entry is fed only where its proposal will be verified, so that no entry lies past the
         # positions that the lane has pages for.
@@ -141,5 +149,34 @@ def propose_step(
         )
         before = draft.rows_before(inputs) if predicted is None else predicted
         predicted = draft.entries((inputs,), before)
-        tokens = draft.propose(predicted)
+        tokens, chance = draft.propose(predicted)
         proposals[:, place].copy_(tokens.masked_fill(~is_used, 0))
+        prefix = prefix * chance
+        if "confidence" in buffers:
+            buffers["confidence"][:, place].copy_(prefix.masked_fill(~is_used, 0.0))
+
+
+@torch.inference_mode()
+def deal_step(context: StepContext, buffers: Tensors, *, packed_rows: int) -> None:
+    """Write how many of P target rows every live lane is offered, by its confidence.
+
+    Each lane has its pending row; the others go one at a time to the likeliest next prefix, ties to
+    the shorter one, then to the smaller row. Prefixes fall with depth, so that order is a sorted
+    one; whether a depth is admitted depends on what was known before its proposal alone
+    (docs/design/scheduling-utility.md 8.2, 8.3 and 8.6).
+    """
+    state, rows = context.state, buffers["rows"]
+    requested = state.rows_or_scratch(rows)
+    is_live = (rows >= 0) & (state.rows["finished"].index_select(0, requested) == 0)
+    by_row = torch.argsort(rows)
+    depth = buffers["confidence"].shape[1]
+    lengths = buffers["query_lengths"].masked_fill(~is_live, 0).index_select(0, by_row)
+    is_open = torch.arange(1, depth + 1, device=rows.device)[:, None] < lengths
+    values = buffers["confidence"].index_select(0, by_row).T.masked_fill(~is_open, -1.0)
+    # Depth by depth, rows ascending: a stable sort leaves equal values in the order of ties.
+    order = torch.sort(values.flatten(), stable=True, descending=True).indices
+    is_first = torch.arange(order.shape[0], device=rows.device) < packed_rows - is_live.sum()
+    admitted = torch.zeros_like(is_open.flatten()).index_put_((order,), is_first)
+    count = (admitted.view_as(is_open) & is_open).sum(dim=0)
+    offered = torch.zeros_like(count).index_copy_(0, by_row, count) + is_live
+    buffers["offered"].copy_(offered)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from helios.engine.ports import Frame, LaneOutput
+from helios.engine.ports import Frame, LaneOutput, Sidecar
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
 from ignition.draft.errors import DraftError
 from ignition.draft.file import DraftHead
@@ -25,16 +25,23 @@ from ignition.programs.buffers import (
     PREFILL_KINDS,
     allocate_buffers,
     buffer_specs,
+    is_dealt,
     is_mixed,
     is_round,
     prompt_capacity,
 )
-from ignition.programs.draft_step import DraftContext, DraftingDecoder, propose_step
+from ignition.programs.draft_step import (
+    DraftContext,
+    DraftingDecoder,
+    deal_step,
+    propose_step,
+)
 from ignition.programs.frames import (
     ReplayError,
     check_frame,
     check_pages,
     load_frame,
+    read_confidence,
     read_frame,
 )
 from ignition.programs.mixed_step import mixed_step
@@ -69,6 +76,7 @@ class EagerProgram:
         )
         self._model = model
         self._descriptor = descriptor
+        self._draft_capacity = max(graph.proposal_depth for graph in model.catalog.graphs)
         self._buffers = allocate_buffers(specs)
         self._tensors = {name: tensor_of(array) for name, array in self._buffers.items()}
 
@@ -129,6 +137,11 @@ class EagerProgram:
         """Return the outputs, one per lane of the frame in its order."""
         return read_frame(self._descriptor, frame, self._buffers)
 
+    @property
+    def confidence(self) -> Sidecar | None:
+        """Of the frame that was just executed; None for a program that reports none."""
+        return read_confidence(self._buffers, self._model.pool.row_count, self._draft_capacity)
+
     def _generate(self) -> None:
         """Run a single step or a round of what the lanes hold."""
         context, tensors, graph = self._model.context, self._tensors, self._descriptor
@@ -147,6 +160,8 @@ class EagerProgram:
         model = self._model
         assert model.draft is not None
         propose_step(model.context, model.draft, self._tensors, block_count=self._block_count())
+        if is_dealt(self._descriptor):
+            deal_step(model.context, self._tensors, packed_rows=self._descriptor.rows)
 
     def _active_rows(self) -> npt.NDArray[np.int32]:
         rows: npt.NDArray[np.int32] = self._buffers["rows"]

@@ -19,6 +19,7 @@ from helios.engine.ports import (
     FrameLane,
     LaneOutput,
     SamplingParams,
+    Sidecar,
     TokenLogprobs,
 )
 from helios.scheduler import GraphDescriptor, GraphKind, ProposalSource
@@ -26,6 +27,7 @@ from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.programs.buffers import (
     PREFILL_KINDS,
     SAMPLING_FIELDS,
+    is_dealt,
     is_mixed,
     is_round,
     mask_words,
@@ -142,7 +144,7 @@ def _check_together(graph: GraphDescriptor, frame: Frame) -> None:
     if is_mixed(graph) and sum(map(_is_prompt, frame.lanes)) > 1:
         raise FrameError(f"{graph.name}: more than one lane consumes a prompt")
     asked = sum(lane.query_length for lane in frame.lanes)
-    if is_round(graph) and asked > graph.rows:
+    if is_round(graph) and not is_dealt(graph) and asked > graph.rows:
         raise FrameError(
             f"{graph.name}: query lengths add up to {asked}, there are {graph.rows} target rows"
         )
@@ -306,7 +308,22 @@ def _read_round(index: int, buffers: Buffers) -> LaneOutput:
         tokens=tuple(buffers["tokens"][index, :count].tolist()),
         terminated=bool(count and buffers["terminated"][index, count - 1]),
         logprobs=tuple(report for report in reports if report is not None),
+        offered=int(buffers["offered"][index]) if "offered" in buffers else 0,
     )
+
+
+def read_confidence(buffers: Buffers, row_count: int, draft_capacity: int) -> Sidecar | None:
+    """Return the confidence of an executed round by row, [1, rows, draft capacity].
+
+    NaN where the round had nothing to say; None for a program that reports none.
+    """
+    if "confidence" not in buffers:
+        return None
+    table, rows = buffers["confidence"], buffers["rows"]
+    sidecar = np.full((1, row_count, draft_capacity), np.nan, np.float32)
+    is_active = rows >= 0
+    sidecar[0, rows[is_active], : table.shape[1]] = table[is_active]
+    return sidecar
 
 
 def _read_report(place: int | tuple[int, int], buffers: Buffers) -> TokenLogprobs | None:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from helios.engine.ports import Frame, LaneOutput
+from helios.engine.ports import Frame, LaneOutput, Sidecar
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native.pack import MATRICES, VECTORS
@@ -27,6 +27,7 @@ from ignition.programs.buffers import (
     allocate_buffers,
     buffer_specs,
     fed_tokens,
+    is_dealt,
     is_mixed,
     is_round,
     prompt_capacity,
@@ -36,6 +37,7 @@ from ignition.programs.frames import (
     check_frame,
     check_pages,
     load_frame,
+    read_confidence,
     read_frame,
 )
 from ignition.programs.native_draft import NativeDraft
@@ -274,15 +276,17 @@ class NativeProgram:
         )
         self._model = model
         self._descriptor = descriptor
+        self._draft_capacity = max(graph.proposal_depth for graph in model.catalog.graphs)
         self._buffers = allocate_buffers(specs)
         if descriptor.kind in (*_GENERATING, *PREFILL_KINDS):
             sampled = 1 if descriptor.kind in PREFILL_KINDS else descriptor.rows
             self._buffers[LOGITS] = model.logits(sampled)
         self._lanes = _addresses(LaneRecord(), self._buffers)
-        self._round = _addresses(RoundRecord(), self._buffers)
-        self._round.lanes = descriptor.batch_capacity
-        self._round.width = descriptor.token_capacity
-        self._round.depth = descriptor.proposal_depth
+        self._asked = _round_record(descriptor, self._buffers)
+        self._round = _round_record(descriptor, self._buffers)
+        if is_dealt(descriptor):
+            # The host asks for ceilings; what is fed is what the program gives.
+            self._round.query_lengths = self._buffers["offered"].ctypes.data
         self._prompt = _addresses(PromptRecord(), self._buffers)
         self._scores = _addresses(ScoreRecord(), self._buffers)
         self._following = np.full(prompt_capacity(descriptor), -1, np.int32)
@@ -330,6 +334,11 @@ class NativeProgram:
         """Return the outputs, one per lane of the frame in its order."""
         return read_frame(self._descriptor, frame, self._buffers)
 
+    @property
+    def confidence(self) -> Sidecar | None:
+        """Of the frame that was just executed; None for a program that reports none."""
+        return read_confidence(self._buffers, self._model.pool.row_count, self._draft_capacity)
+
     def _active(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
         is_active = self._buffers["rows"] >= 0
         return is_active, self._buffers["rows"][is_active]
@@ -358,10 +367,7 @@ class NativeProgram:
         rows, model = self._buffers["rows"], self._model
         handle, lanes = model.handle, ctypes.byref(self._lanes)
         if self._descriptor.source is ProposalSource.LEARNED:
-            assert model.draft is not None
-            lane = model.draft.propose(self._round, self._buffers["proposals"])
-            if lane >= 0:
-                raise _no_page(self._descriptor, rows[lane])
+            self._propose()
         if is_mixed(self._descriptor):
             lane = self._mix()
         elif is_round(self._descriptor):
@@ -370,6 +376,21 @@ class NativeProgram:
             lane = model.library.ign_decode(handle, len(rows), rows.ctypes.data, lanes)
         if lane >= 0:
             raise _no_page(self._descriptor, rows[lane])
+
+    def _propose(self) -> None:
+        """Fill in the proposals of every lane, and deal the rows of a program that does so."""
+        model, buffers = self._model, self._buffers
+        assert model.draft is not None
+        confidence = buffers.get("confidence")
+        lane = model.draft.propose(self._asked, buffers["proposals"], confidence)
+        if lane >= 0:
+            raise _no_page(self._descriptor, buffers["rows"][lane])
+        if is_dealt(self._descriptor):
+            asked, rows = ctypes.byref(self._asked), self._descriptor.rows
+            offered = buffers["offered"].ctypes.data
+            model.library.ign_deal(
+                model.handle, asked, rows, buffers["confidence"].ctypes.data, offered
+            )
 
     def _mix(self) -> int:
         """Replay a mixed step; return the lane that it refuses, -1 for none."""
@@ -409,6 +430,13 @@ class NativeProgram:
     def _prompt_arguments(self) -> tuple[int, int, int]:
         buffers = self._buffers
         return int(buffers["rows"][0]), int(buffers["position"][0]), int(buffers["count"][0])
+
+
+def _round_record(graph: GraphDescriptor, buffers: Mapping[str, Array]) -> RoundRecord:
+    record = _addresses(RoundRecord(), buffers)
+    record.lanes, record.width = graph.batch_capacity, graph.token_capacity
+    record.depth = graph.proposal_depth
+    return record
 
 
 def _addresses(record: _Record, buffers: Mapping[str, Array]) -> _Record:

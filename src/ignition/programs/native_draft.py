@@ -71,9 +71,15 @@ class NativeDraft:
             return
         raise NativeLibraryError(f"the package has no weights {PREFIX}{name}")
 
-    def propose(self, inputs: RoundRecord, proposals: Array) -> int:
-        """Write the proposals of every lane; return -1, or the first lane without a page."""
-        lane = self._library.ign_propose(self._handle, ctypes.byref(inputs), proposals.ctypes.data)
+    def propose(self, inputs: RoundRecord, proposals: Array, confidence: Array | None) -> int:
+        """Write the proposals of every lane, and where asked to the probability of every prefix.
+
+        Returns -1, or the first lane without a page.
+        """
+        prefixes = None if confidence is None else confidence.ctypes.data
+        lane = self._library.ign_propose(
+            self._handle, ctypes.byref(inputs), proposals.ctypes.data, prefixes
+        )
         return int(lane)
 
 
@@ -99,4 +105,4 @@ def _declare(library: Any) -> None:
     library.ign_set_draft_matrix.restype = None
     library.ign_set_draft_matrix.argtypes = [pointer, int32, int32, int32, int32, pointer]
     library.ign_propose.restype = int32
-    library.ign_propose.argtypes = [pointer, pointer, pointer]
+    library.ign_propose.argtypes = [pointer, pointer, pointer, pointer]

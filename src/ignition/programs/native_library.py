@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.state import ServingState
 
-ABI_VERSION: Final = 3
+ABI_VERSION: Final = 4
 _SHAPE_WORDS: Final = 10
 
 _STATE_ARRAYS: Final = (
@@ -178,6 +178,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ign_decode.argtypes = [pointer, int32, pointer, pointer]
     library.ign_round.restype = int32
     library.ign_round.argtypes = [pointer, pointer, pointer]
+    library.ign_deal.restype = None
+    library.ign_deal.argtypes = [pointer, pointer, int32, pointer, pointer]
     library.ign_mixed.restype = int32
     library.ign_mixed.argtypes = [pointer, pointer, pointer, pointer]
     library.ign_prefill.restype = None

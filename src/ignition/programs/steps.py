@@ -214,7 +214,9 @@ def fed_lanes(
     state, width = context.state, buffers["tokens"].shape[1]
     requested = state.rows_or_scratch(buffers["rows"])
     rows = requested.masked_fill(~is_live, state.scratch_row)
-    lengths = buffers["query_lengths"].masked_fill(~is_live, 0)
+    # Where the program deals its rows, what the host gave are ceilings.
+    given = buffers["offered"] if "offered" in buffers else buffers["query_lengths"]
+    lengths = given.masked_fill(~is_live, 0)
     first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
     first = first.masked_fill(~is_live, 0)
 
