@@ -237,7 +237,7 @@ RowSharingOption = Annotated[
         rich_help_panel=_SPECULATION,
         help="Prepare (and run) rounds whose requests share --speculative-token-capacity target "
         "rows, for so many requests that not all of them can have the widest round. host: the "
-        "scheduler deals the rows by what was accepted before; device: programs of learned proposals "
-        "also deal them themselves, by the draft head's confidence in what it just proposed.",
+        "scheduler deals the rows by what was accepted before; device: programs of learned "
+        "proposals also deal them themselves, by the draft head's confidence in each.",
     ),
 ]

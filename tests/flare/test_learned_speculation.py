@@ -65,6 +65,7 @@ def package(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     directory = str(tmp_path_factory.mktemp("packages") / "both")
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
     options += ["--speculation", "both", "--draft", str(head), "--draft-tokens", "7"]
+    options += ["--row-sharing", "device"]
     assert run_command(["prepare", str(model), *options, "--output", directory]) == 0
     return directory
 
@@ -82,6 +83,7 @@ def started(package: str, models: tuple[Path, Path], traces: Path) -> Iterator[d
         "ordinary": ["--speculation", "off"],
         "learned": ["--draft", str(models[1])],
         "both": [],
+        "dealt": ["--draft", str(models[1]), "--row-sharing", "device"],
         "fixed": [
             *("--speculation", "learned", "--speculation-mode", "fixed"),
             *("--draft-tokens", "3"),
@@ -106,6 +108,18 @@ def servers(started: dict[str, Server], request: pytest.FixtureRequest) -> tuple
 def programs_of(server: Server) -> set[str]:
     names = (re.search(r'graph="(\S+)"', name) for name in server.metrics() if ROUNDS in name)
     return {found[1] for found in names if found}
+
+
+def test_rows_that_programs_deal_by_confidence_change_no_answer(started) -> None:
+    """Greedy and sampled; forecasts of the head's confidence are held against what was accepted."""
+    bodies = [body_of(number, temperature=0.7 * (number % 3 == 0), seed=5) for number in range(60)]
+    dealt = started["dealt"]
+    assert dealt.ask_all(bodies, 4) == started["ordinary"].ask_all(bodies, 4)
+    assert any(name.endswith("-device") for name in programs_of(dealt))
+    for mode in ("learned", "both", "fixed"):
+        assert not any(name.endswith("-device") for name in programs_of(started[mode]))
+    forecasts = [name for name in dealt.metrics() if "calibration" in name and "forecast" in name]
+    assert forecasts
 
 
 def test_each_server_runs_rounds_of_its_own_sources(started) -> None:

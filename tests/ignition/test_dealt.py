@@ -278,10 +278,15 @@ def test_the_executor_hands_confidence_over() -> None:
     assert (result.confidence[0, 2, :3] > 0).all()
 
 
+def mixed_graph() -> GraphDescriptor:
+    graph = host_graph(8, 4)
+    return dataclasses.replace(graph, kind=GraphKind.MIXED, prefill_capacity=64, packed_capacity=0)
+
+
+@pytest.mark.parametrize("graph", [dealt_graph(8, 4, 12), host_graph(8, 4), mixed_graph()])
 @pytest.mark.parametrize("backend", ["eager", "native-fp32"])
-def test_the_scheduler_serves_through_dealt_rounds_token_for_token(backend) -> None:
+def test_the_scheduler_serves_through_confident_rounds_token_for_token(backend, graph) -> None:
     one = ragged_graph(8, 1, 8, ProposalSource.NONE)
-    graph = dealt_graph(8, 4, 12)
     world = World(
         model=Served(model_of(head(), [one, graph], backend)),  # type: ignore[arg-type]
         policy=PolicyConfig.balanced(),
@@ -340,36 +345,39 @@ def test_the_published_counter_example_does_not_bias_the_program(backend) -> Non
         check_chi_square(first_tokens(offered), np.array([0.7, 0.3] + [0.0] * (VOCABULARY - 2)))
 
 
-def first_tokens(offered: dict[int, int], draws: int = 40_000) -> np.ndarray:
+def first_tokens(offered: dict[int, int], turns: int = 10) -> np.ndarray:
     """Accept drawn proposals in as many rows as they were given; return the first tokens."""
-    rows = draws
+    rows, found = 2000, []
     pool = PoolGeometry(row_count=rows, page_count=1, page_size_tokens=16, context_length_tokens=16)
     state = ServingState.allocate(checkpoint_for("llama").geometry, scratch_pool(pool), np.float32)
     tensors = StateTensors.shared(state, pool)
     install(state, rows, SamplingParams(temperature=1.0))
     generator = np.random.default_rng(4)
-    state.seed[:rows] = generator.integers(0, 2**63, rows, dtype=np.uint64)
     logits = torch.full((VOCABULARY,), -torch.inf)
     logits[:2] = torch.tensor([0.7, 0.3]).log()
-    drawn = torch.from_numpy(generator.integers(0, 2, rows))
     specs = buffer_specs(ragged_graph(1, 2, 2), vocabulary_size=VOCABULARY, pages_per_row=1)
     buffers = {s.name: tensor_of(np.zeros((rows, *s.shape[1:]), s.dtype)) for s in specs}
-    buffers["proposals"][:, 0] = drawn
     context = StepContext(
         decoder=None,  # type: ignore[arg-type]
         state=tensors,
         sampler=lambda table, chosen: sample_rows(table, tensors.sampling(chosen)),
         block_pages=1,
     )
-    accept_proposals(
-        context,
-        buffers,
-        rows=torch.arange(rows),
-        is_live=torch.ones(rows, dtype=torch.bool),
-        lengths=torch.tensor([offered[0], offered[1]])[drawn],
-        logits=logits.expand(rows, 2, VOCABULARY),
-    )
-    return buffers["tokens"][:, 0].numpy().copy()
+    for _ in range(turns):
+        state.seed[:rows] = generator.integers(0, 2**63, rows, dtype=np.uint64)
+        state.output_count[...], state.output_counts[...] = 0, 0
+        drawn = torch.from_numpy(generator.integers(0, 2, rows))
+        buffers["proposals"][:, 0] = drawn
+        accept_proposals(
+            context,
+            buffers,
+            rows=torch.arange(rows),
+            is_live=torch.ones(rows, dtype=torch.bool),
+            lengths=torch.tensor([offered[0], offered[1]])[drawn],
+            logits=logits.expand(rows, 2, VOCABULARY),
+        )
+        found.append(buffers["tokens"][:, 0].numpy().copy())
+    return np.concatenate(found)
 
 
 @pytest.mark.slow
