@@ -7,6 +7,7 @@ leads to it. Times, prices and coefficients are dyadic, so that equal scores are
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -249,10 +250,80 @@ def test_a_pair_without_hope_has_no_undominated_choice(mode: DecodeMode) -> None
     assert min(counts.values()) > 50, counts
 
 
+def test_a_retirement_that_is_worth_nothing_fills_a_graph_like_anyone_else() -> None:
+    """Beside a chain the spare row goes to whoever was served longest ago (10.4)."""
+    mode = DecodeMode.ADAPTIVE
+    catalog = Catalog.of([descriptor(name) for name in [*COMMON, *GENERATING[mode]]])
+    quick = ("snapshot-b2",)
+    programs = tuple(
+        Program(index, graph, 0.5 if graph.name in quick else 4.0)
+        for index, graph in enumerate(catalog.graphs)
+    )
+    generates = tuple(catalog.generates(graph, speculation_of(mode)) for graph in catalog.graphs)
+    policy = PolicyConfig(terminal_value=0.0, terminal_age_price=0.0)
+    chain = Item(0, "prompt", PROMPT_STAGES[-1], 4.0, prompt_left=100, features=(32,))
+    stream, terminal = Item(1, "decode", (SNAPSHOT,), 0.5), Item(2, "terminal")
+    beside = set()
+    for used in itertools.permutations((1, 2, 3)):
+        items = tuple(
+            dataclasses.replace(item, last_used=last)
+            for item, last in zip((chain, stream, terminal), used, strict=True)
+        )
+        world = World(items, programs, policy, generates)
+        assert check(world, mode)
+        winner = decide(view_of(world, mode))
+        assert winner is not None
+        assert winner.following_index is None
+        other = max(lane.request.arrival for lane in winner.cohort)
+        assert (other == 1) == (used[1] < used[2])
+        beside.add(other)
+    assert beside == {1, 2}
+
+
+def small_items() -> list[Item]:
+    """A request of every role and chain of stages, at two token prices."""
+    found = [Item(0, "terminal", age_ms=age_ms) for age_ms in (0.0, 16.0)]
+    for price in (0.5, 4.0):
+        for stages in dict.fromkeys(PROMPT_STAGES):
+            features = (64,) * stages.count(VISION)
+            prompt = Item(0, "prompt", stages, price, prompt_left=40, features=features)
+            found.append(prompt)
+        streams = dict.fromkeys(STREAM_STAGES)
+        found += [Item(0, "decode", stages, price, 8.0, 16.0) for stages in streams]
+    return found
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("unmeasured", [(), (1, 13)], ids=["measured", "unmeasured"])
 @pytest.mark.parametrize("mode", list(DecodeMode))
-def test_three_thousand_more_worlds(mode: DecodeMode) -> None:
-    """The same, with up to five requests (section 10)."""
-    random_ = random.Random(f"{mode.value} more")
-    for _ in range(1_000):
-        check(random_world(random_, mode, random_.randint(1, 5)), mode)
+def test_every_pair_of_a_small_world(mode: DecodeMode, unmeasured: tuple[int, ...]) -> None:
+    """Every two requests of every role and chain, either one served longer ago (11.3)."""
+    speculation = speculation_of(mode)
+    catalog = Catalog.of([descriptor(name) for name in [*COMMON, *GENERATING[mode]]])
+    durations = itertools.cycle(DURATIONS)
+    programs = tuple(
+        Program(index, graph, None if index in unmeasured else duration_ms)
+        for index, (graph, duration_ms) in enumerate(zip(catalog.graphs, durations, strict=False))
+    )
+    generates = tuple(catalog.generates(graph, speculation) for graph in catalog.graphs)
+    policy = PolicyConfig(decode_age_price=0.125)
+    compared = 0
+    for pair in itertools.product(small_items(), repeat=2):
+        for used in ((1, 2), (2, 1)):
+            items = tuple(
+                dataclasses.replace(item, name=name, last_used=used[name])
+                for name, item in enumerate(pair)
+            )
+            compared += check(World(items, programs, policy, generates), mode)
+    assert compared > 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", range(4))
+@pytest.mark.parametrize("mode", list(DecodeMode))
+def test_ten_thousand_more_worlds(mode: DecodeMode, piece: int) -> None:
+    """The same, with up to five requests: twelve pieces of 850 worlds (section 10, 11.3)."""
+    random_ = random.Random(f"{mode.value} more {piece}")
+    worlds = [random_world(random_, mode, random_.randint(1, 5)) for _ in range(850)]
+    compared = sum(check(world, mode) for world in worlds)
+    assert compared > 600

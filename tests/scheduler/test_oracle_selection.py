@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -223,6 +224,63 @@ def check_case(case: Case) -> None:
 def test_random_situations(case: Case) -> None:
     """Random prices, ages, weights and durations, unknown programs among them (11.3)."""
     check_case(case)
+
+
+def random_case(random_: random.Random) -> Case:
+    """A case whose values are few in half of the draws, so that equal scores are common."""
+    is_coarse = random_.random() < 0.5
+    names = sorted(LARGER.duration_ns)
+    lanes = [random_lane(random_, is_coarse) for _ in range(random_.randint(1, 6))]
+    policy = PolicyConfig(
+        output_token_value=random_.choice((0.0, 1.0, 64.0)),
+        token_fairness=random_.choice((0.0, 16.0)),
+        delivery_fairness=random_.choice((0.0, 4.0)),
+        decode_age_price=random_.choice((0.0, 0.125)),
+        gap_objective_ms=random_.choice((0.0, 5.0, 200.0)),
+        terminal_value=random_.choice((0.0, 256.0)),
+        terminal_age_price=random_.choice((0.0, 1.0)),
+        prefill_balance=random_.choice((0.0, 0.5, 1.5, 8.0)),
+    )
+    unknown = set(random_.sample(names, random_.choice((0, 0, 1, 4))))
+    durations = [drawn(random_, is_coarse, (0.5, 1.0, 2.0, 4.0), 0.05, 50.0) for _ in names]
+    return lanes, policy, unknown, durations, drawn(random_, is_coarse, (0.0, 2.0), 0.0, 100.0)
+
+
+def random_lane(random_: random.Random, is_coarse: bool) -> Lane:
+    """One request of any state."""
+    return Lane(
+        name=None,
+        state=random_.choice(("new", "prompt", "decode", "decode", "terminal")),
+        token_price=drawn(random_, is_coarse, (0.5, 4.0), 0.001, 1000.0),
+        delivery_price=random_.choice((None, drawn(random_, is_coarse, (8.0,), 0.01, 1000.0))),
+        age_ms=drawn(random_, is_coarse, (0.0, 16.0), 0.0, 5000.0),
+        weight=random_.choice((1.0,) if is_coarse else (0.1, 1.0, 7.0)),
+        prompt_left=random_.choice((16, 64, 100)) if is_coarse else random_.randint(1, 600),
+        outputs_left=random_.randint(1, 3),
+        scored=random_.random() < 0.3,
+        last_used=random_.randint(-1, 2 if is_coarse else 9),
+        machine_rate=random_.choice((None, drawn(random_, is_coarse, (4.0,), 0.01, 100.0))),
+    )
+
+
+def drawn(
+    random_: random.Random, is_coarse: bool, few: tuple[float, ...], low: float, high: float
+) -> float:
+    """One of a few values, or any of a range on a logarithmic scale, zero included."""
+    if is_coarse:
+        return random_.choice(few)
+    if low == 0.0:
+        return random_.choice((0.0, random_.uniform(low, high)))
+    return low * (high / low) ** random_.random()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", range(10))
+def test_ten_thousand_random_situations(piece: int) -> None:
+    """Initialisations, prefills, decodes and retirements together, a thousand a piece (11.3)."""
+    random_ = random.Random(f"situations {piece}")
+    for _ in range(1_000):
+        check_case(random_case(random_))
 
 
 @given(st.lists(lane_strategy, min_size=1, max_size=5), st.floats(1.0, 1e200))

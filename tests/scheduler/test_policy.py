@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
+import numpy as np
+
 from helios.scheduler import RequestHandle, RequestSpec
+from helios.scheduler.blocks import Listed
 from helios.scheduler.candidates import Candidate
 from helios.scheduler.policy import best_of, rank_key
 from helios.scheduler.requests import Request
+from helios.scheduler.selection import least_recent
 from helios.scheduler.utility import Lane
 
 
@@ -73,3 +78,12 @@ def test_the_winner_does_not_depend_on_the_order_of_candidates() -> None:
             chosen = shuffler.sample(ORDERED, size)
             assert best_of(chosen) is min(chosen, key=rank_key)
     assert best_of([]) is None
+
+
+def test_who_can_serve_nobody_is_no_alternative_however_long_ago_it_was_looked_at() -> None:
+    """A program without a candidate has no rate, and does not hide the costs behind it (11.5)."""
+    nobody, able = candidate(rate=-math.inf, graph=1), candidate(rate=2.0, graph=2)
+    blocks = [Listed([nobody]), Listed([able])]
+    priced_by = [np.array([1]), np.array([2])]
+    assert least_recent(blocks, priced_by, {1: 10, 2: 20}) == [able]
+    assert least_recent(blocks[:1], priced_by[:1], {1: 10}) == []

@@ -206,13 +206,15 @@ def _candidate(
 ) -> Candidate:
     graph, capacity = int(stage.graphs[place]), int(stage.rows[place])
     duration_ms = float(scene.durations_ms[graph])
-    rows = sorted(chains + _retired_rows(stage, duration_ms), key=lambda row: row[:3])[:capacity]
+    able = sorted(chains + _retired_rows(stage, duration_ms), key=lambda row: row[:3])
+    rows = [row for row in able if row.negative_worth or not row.known][:capacity]
     determinate = duration_ms > 0.0 and all(row.known for row in rows)
     worth = [-row.negative_worth if determinate else row.useful for row in rows]
     total = sum(worth)
     terminal = units.terminal * sum(1 for row in rows if row.is_retired)
     continuation = sum(w for w, row in zip(worth, rows, strict=True) if not row.is_retired)
-    lanes = _filled([row.lane for row in rows], stage, capacity)
+    # Nobody is worth anything: the candidate is about one of them all the same.
+    lanes = _filled([row.lane for row in rows or able[:1]], stage, capacity)
     return Candidate(
         determinate,
         -index_rate(total, duration_ms if determinate else 0.0, scene.waiting),
@@ -237,8 +239,15 @@ def _candidate(
 
 
 def _filled(lanes: list[Lane], stage: Stage, capacity: int) -> list[Lane]:
-    """Fill spare rows with others that wait for this stage, and sort by admission."""
+    """Fill spare rows with others in line, less recently used first, and sort by admission.
+
+    Whoever could be retired and is not among `lanes` is worth nothing, or no row is spare: a
+    retirement that is worth nothing only fills the graph, like anyone else in line.
+    """
     chosen = dict.fromkeys(lane.request for lane in lanes)
-    others = [request for request in stage.blocked if request not in chosen]
-    lanes = lanes + [setup_lane(request) for request in others[: capacity - len(lanes)]]
+    others = [setup_lane(request) for request in stage.blocked]
+    others += stage.terminals
+    others = [lane for lane in others if lane.request not in chosen]
+    others.sort(key=lambda lane: (lane.last_used, lane.arrival))
+    lanes = lanes + others[: capacity - len(lanes)]
     return sorted(lanes, key=lambda lane: lane.arrival)

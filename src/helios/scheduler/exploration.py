@@ -104,13 +104,19 @@ def deeper_round(state: State, decision: Decision, winner: Candidate) -> Candida
     if not lengths:
         return None
     ordinary_rate = -winner.negative_rate
-    bounds = _bounds(decision, state.shapes.geometry.width, ordinary_rate, min(lengths.values()))
+    bounds = partial(
+        _bounds,
+        decision.optimistic(),
+        state.shapes.geometry.width,
+        ordinary_rate,
+        min(lengths.values()),
+    )
     served = requests_of(winner)
-    roomy = [bound for bound in bounds if bound.block.served[bound.entry] >= len(served)]
     search = partial(_best_of_bounds, state, ordinary_rate, lengths, made={})
     # A probe that leaves somebody out delays them, and teaches their neighbours only: from then on
-    # the untrained stream looks poor beside them. Such a probe is the second choice.
-    best = search(roomy, served) or search(bounds, ())
+    # the untrained stream looks poor beside them. Such a probe is the second choice, and nearly
+    # never asked for.
+    best = search(bounds(room=len(served)), served) or search(bounds(room=0), ())
     return None if best is None else best.offer.candidate
 
 
@@ -126,16 +132,18 @@ class _Bound(NamedTuple):
 
 
 def _bounds(
-    decision: Decision, widths: Integers, ordinary_rate: float, shortest: int
+    blocks: Sequence[Block], widths: Integers, ordinary_rate: float, shortest: int, *, room: int
 ) -> list[_Bound]:
     """Return the rounds that may be deeper and better than the ordinary choice, by their gain.
 
-    A bound may lie below the score by rounding, so those within it stay.
+    Those that serve fewer than `room` requests are left out. A bound may lie below the score by
+    rounding, so those within it stay.
     """
     least = ordinary_rate - SLACK * abs(ordinary_rate)
     found: list[_Bound] = []
-    for number, block in enumerate(decision.optimistic()):
+    for number, block in enumerate(blocks):
         deeper = block.determinate & (widths[block.graph] > shortest) & (block.rate > least)
+        deeper &= block.served >= room
         entries = np.flatnonzero(deeper)
         if isinstance(block, Generation):
             block.tighten(entries)

@@ -71,7 +71,7 @@ MOST_ALONE = 4
 """Most programs that are bounded one by one; more are bounded together by whoever prices them."""
 
 
-MOST_SHARED = 8
+MOST_SHARED = 32
 """Most programs whose allocation is computed here; more are left to whoever prices them."""
 
 
