@@ -7,6 +7,7 @@ import pytest
 
 from helios.scheduler import GraphDescriptor, GraphKind, PolicyConfig
 from scheduling_sim.costs.model import LaneWork
+from scheduling_sim.metrics.fairness import ServiceTerms
 from scheduling_sim.platforms import platform
 from scheduling_sim.run_log import RunLog
 from scheduling_sim.simulation import Setup, simulate
@@ -18,6 +19,7 @@ from scheduling_sim.study import (
     optimum,
     prompt_heavy,
     refresh,
+    tenants,
 )
 from scheduling_sim.study.cells import Row
 from scheduling_sim.synthetic import SyntheticCosts
@@ -209,6 +211,51 @@ def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
         "95% a": goodput_row("a", 99, 99, 99),
     }
     assert "so 1.01 is the most that there is" in goodput.verdicts(rows)[0].why
+
+
+# Tenants ------------------------------------------------------------------------------------------
+
+
+def test_service_is_counted_until_the_first_tenant_has_nothing_left() -> None:
+    log = run_log(
+        request("a", tenant="x", chunks=((100, 10),), deliveries=(200, 400), finished=400),
+        request("b", tenant="y", chunks=((300, 10),), deliveries=(500, 600), finished=600),
+    )
+    # Until 400 ms: ten prompt tokens of each, and two output tokens at two each.
+    assert tenants.service_rate(log, ServiceTerms()) == pytest.approx(24 / 0.4)
+
+
+def test_a_batch_holds_the_largest_requests() -> None:
+    log = run_log(
+        *(request(name, prompt=size) for name, size in zip("abc", (5, 30, 9), strict=True))
+    )
+    assert tenants.batch_tokens(log.workload, 2) == 31 + 10
+
+
+def test_tenants_are_judged_by_the_bound_and_against_whoever_does_not_look_at_them() -> None:
+    def row(policy: str, gap: float, rate: float) -> Row:
+        return {
+            "policy": policy,
+            "service gap": gap,
+            "VTC's bound": 100.0,
+            "service/s, all there": rate,
+        }
+
+    rows = {
+        "mixed 4 helios": row("helios", 101, 96.0),
+        "mixed 4 vtc": row("vtc", 100, 94.0),
+        "mixed 4 fcfs": row("fcfs", 900, 90.0),
+        "mixed 4 chunked": row("chunked", 900, 100.0),
+        "mixed 16 helios": row("helios", 1, 1.0),
+    }
+    judged = {one.what: one.is_met for one in tenants.verdicts(rows)}
+    assert judged == {
+        "service gap of `helios`, mixed, 4 slots": False,
+        "throughput given up by `helios`, mixed, 4 slots": True,
+        "service gap of `vtc`, mixed, 4 slots": True,
+        "throughput given up by `vtc`, mixed, 4 slots": False,
+        "service gap of `helios`, mixed, 16 slots": True,
+    }
 
 
 # The hour -----------------------------------------------------------------------------------------

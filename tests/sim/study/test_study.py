@@ -169,7 +169,7 @@ def test_every_plot_is_drawn_from_the_committed_rows_and_shown(plot: StudyPlot) 
     [
         (long_prompt.GROUP, "mixed chunked"),
         (speculation.GROUP, "strong-draft 1"),
-        (tenants.GROUP, "16 vtc"),
+        (tenants.GROUP, "mixed 16 vtc"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
