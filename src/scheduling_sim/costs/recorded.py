@@ -122,7 +122,8 @@ class RecordedCosts:
     """Implements `CostModel` over fitted programs.
 
     A program without a cost takes the time of its kind by rows, interpolated between those that
-    have one; without any of its kind it raises ValueError. Steps of inference share one sequence of
+    have one, a scored prefill without any of its kind that of prefills; else it raises ValueError.
+    Steps of inference share one sequence of
     ratios, since what slows a machine down slows all its programs; state operations keep their
     fitted time.
     """
@@ -167,14 +168,22 @@ class RecordedCosts:
             self._at = self._random.randrange(len(self._ratios)) // SPELL_FRAMES * SPELL_FRAMES
         return self._ratios[self._at % len(self._ratios)]
 
+    def _known(self, kind: GraphKind) -> list[tuple[int, ProgramCost]]:
+        """Return rows and cost of the programs of a kind that have one, rising."""
+        return sorted(
+            (other.rows + other.prefill_capacity, self.programs[other.name])
+            for other in self._graphs
+            if other.kind is kind and other.name in self.programs
+        )
+
     def _guess(self, graph: GraphDescriptor) -> ProgramCost:
         """Price a program that never ran by its kind: a line through its neighbours' bases."""
         rows = graph.rows + graph.prefill_capacity
-        known = sorted(
-            (other.rows + other.prefill_capacity, self.programs[other.name])
-            for other in self._graphs
-            if other.kind is graph.kind and other.name in self.programs
-        )
+        known = self._known(graph.kind)
+        if not known and graph.kind is GraphKind.SCORED_PREFILL:
+            # A server prepares these whether or not anybody asks for scores; all that is known of
+            # them then is that they read a prompt.
+            known = self._known(GraphKind.PREFILL)
         if not known:
             raise ValueError(f"no {graph.name} and nothing of its kind ran in the recorded run")
         below = [entry for entry in known if entry[0] <= rows] or known[:1]

@@ -26,6 +26,9 @@ _CHANGES: Final[tuple[tuple[str, dict[str, float]], ...]] = (
     ("arrival_shares 0.25", {"arrival_shares": 0.25}),
     ("arrival_shares 4", {"arrival_shares": 4.0}),
     ("adaptation_ms 400", {"adaptation_ms": 400.0}),
+    ("gap_objective_ms 50", {"gap_objective_ms": 50.0}),
+    ("gap_objective_ms 100", {"gap_objective_ms": 100.0}),
+    ("gap_objective_ms 200", {"gap_objective_ms": 200.0}),
 )
 
 

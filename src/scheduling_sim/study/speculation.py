@@ -2,19 +2,24 @@
 
 Every run starts with measured durations, as a server does. `by score` is the adaptive mode without
 what decision 18 added to the preset: the score alone chooses widths, and every request starts
-without acceptance. Fixed and adaptive runs are means over the seeds of the acceptance model.
+without acceptance. Fixed and adaptive runs are means over the seeds of the acceptance model. The
+shares of device time by width say where the adaptive choice stayed; learning is what it spent on
+wider rounds to see deeper proposals.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from helios.scheduler import SelectionReason
 from scheduling_sim.acceptance import acceptance
 from scheduling_sim.platforms import platform
+from scheduling_sim.run_log import RunLog
 from scheduling_sim.simulation import Setup, simulate
 from scheduling_sim.study.cells import (
     PLATFORM,
@@ -33,6 +38,7 @@ _SEEDS: Final = (1, 2)
 _BY_SCORE: Final = {"alone_service_share": 0.0, "population_weight": 0.0}
 _STREAMS: Final = (1, 4, 16, 64)
 _STRONG: Final = "strong-draft"
+_ROUND: Final = re.compile(r"speculative-b\d+-d\d+-w(\d+)")
 LEAST: Final = 0.98
 """Bar: against the better of the best fixed width and none, everywhere."""
 SATURATED: Final = 1.5
@@ -42,12 +48,41 @@ SATURATED: Final = 1.5
 def _speed(streams: int, profile: str, mode: str, options: dict[str, object]) -> float:
     """Return tokens per second, the mean over the seeds where any acceptance is drawn."""
     seeds = _SEEDS[:1] if mode == "ordinary" else _SEEDS
-    return statistics.mean(_run_once(streams, profile, mode, options, seed) for seed in seeds)
+    logs = (_run_once(streams, profile, mode, options, seed) for seed in seeds)
+    return statistics.mean(map(tokens_per_s, logs))
+
+
+def time_by_width(logs: Sequence[RunLog]) -> str:
+    """Return the share of the device time of rounds by their width, such as `2: 90, 3: 10`."""
+    spent: dict[int, int] = {}
+    for log in logs:
+        widths = [_width_of(name) for name in log.graph_names]
+        for graph, ns in zip(log.steps.graph_index, log.steps.device_ns, strict=True):
+            spent[widths[graph]] = spent.get(widths[graph], 0) + ns
+    spent.pop(0, None)
+    total = sum(spent.values())
+    return ", ".join(f"{width}: {100 * ns / total:.0f}" for width, ns in sorted(spent.items()))
+
+
+def _width_of(name: str) -> int:
+    """Return the target rows per lane of a round's program by its name, zero for others."""
+    found = _ROUND.match(name)
+    return int(found[1]) if found else 0
+
+
+def learning_percent(logs: Sequence[RunLog]) -> float:
+    """Return the share of device time that probes of acceptance took."""
+    probe, total = 0, 0
+    for log in logs:
+        for reason, ns in zip(log.steps.reasons, log.steps.device_ns, strict=True):
+            total += ns
+            probe += ns if reason is SelectionReason.ACCEPTANCE_LEARNING else 0
+    return 100 * probe / total
 
 
 def _run_once(
     streams: int, profile: str, mode: str, options: dict[str, object], seed: int
-) -> float:
+) -> RunLog:
     chosen = platform(PLATFORM, mode=mode, slots=64, page_growth=True)
     asked = workload(
         "closed-loop",
@@ -61,14 +96,15 @@ def _run_once(
     drawn = None if mode == "ordinary" else acceptance(profile, seed=seed)
     served = {**as_served("helios"), **options}
     setup = Setup(platform=chosen, workload=asked, acceptance=drawn, options=served)
-    return tokens_per_s(simulate(setup))
+    return simulate(setup)
 
 
 def _run(streams: int, profile: str, data: Path) -> Row:
     del data
     none = _speed(streams, profile, "ordinary", {})
     fixed = {width: _speed(streams, profile, "speculative", {"width": width}) for width in _WIDTHS}
-    adaptive = _speed(streams, profile, "speculative", {})
+    logs = [_run_once(streams, profile, "speculative", {}, seed) for seed in _SEEDS]
+    adaptive = statistics.mean(map(tokens_per_s, logs))
     by_score = _speed(streams, profile, "speculative", dict(_BY_SCORE))
     width, best = max(fixed.items(), key=lambda pair: pair[1])
     return {
@@ -82,6 +118,8 @@ def _run(streams: int, profile: str, data: Path) -> Row:
         "adaptive / none": adaptive / none,
         "by score / best of both": by_score / max(best, none),
         "by score / none": by_score / none,
+        "time by width %": time_by_width(logs),
+        "learning %": learning_percent(logs),
     }
 
 
@@ -135,6 +173,8 @@ GROUP = Group(
         "adaptive / none",
         "by score / best of both",
         "by score / none",
+        "time by width %",
+        "learning %",
     ),
     verdicts,
 )

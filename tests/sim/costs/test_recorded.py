@@ -243,6 +243,9 @@ def test_programs_that_never_ran_are_priced_by_their_kind(tmp_path: Path) -> Non
     lane = [LaneWork(1, 64, is_prompt=False)]
     assert costs.step_ns(GRAPHS[2], lane) == 10 * MS
     assert costs.step_ns(GRAPHS[3], lane) == 40 * MS  # four times the rows of the only neighbour
+    scored = GraphDescriptor(kind=GraphKind.SCORED_PREFILL, batch_capacity=1, token_capacity=64)
+    prompt = [LaneWork(64, 0, is_prompt=True)]
+    assert costs.step_ns(scored, prompt) == costs.step_ns(GRAPHS[1], prompt)
     snapshot = GraphDescriptor(kind=GraphKind.SNAPSHOT, batch_capacity=1)
     with pytest.raises(ValueError, match="nothing of its kind ran"):
         costs.step_ns(snapshot, lane)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helios.scheduler import GraphDescriptor, GraphKind, PolicyConfig
+from helios.scheduler import GraphDescriptor, GraphKind, PolicyConfig, SelectionReason
 from scheduling_sim.costs.model import LaneWork
 from scheduling_sim.metrics.fairness import ServiceTerms
 from scheduling_sim.platforms import platform
@@ -19,6 +19,7 @@ from scheduling_sim.study import (
     optimum,
     prompt_heavy,
     refresh,
+    speculation,
     tenants,
 )
 from scheduling_sim.study.cells import Row
@@ -211,6 +212,27 @@ def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
         "95% a": goodput_row("a", 99, 99, 99),
     }
     assert "so 1.01 is the most that there is" in goodput.verdicts(rows)[0].why
+
+
+# Speculation --------------------------------------------------------------------------------------
+
+
+def test_time_of_rounds_is_told_by_width_and_probes_apart() -> None:
+    log = run_log(
+        taken=steps(
+            (0, 30, 0),
+            (30, 10, 1),
+            (40, 60, 2),
+            reasons=[
+                SelectionReason.ORDINARY,
+                SelectionReason.ACCEPTANCE_LEARNING,
+                SelectionReason.ORDINARY,
+            ],
+        ),
+        graphs=("speculative-b1-d1-w2", "speculative-b2-d5-w6", "prefill-c64"),
+    )
+    assert speculation.time_by_width([log]) == "2: 75, 6: 25"
+    assert speculation.learning_percent([log, log]) == pytest.approx(10.0)
 
 
 # Tenants ------------------------------------------------------------------------------------------
