@@ -18,6 +18,7 @@ from scheduling_sim.report.plots.style import (
     new_figure,
 )
 from scheduling_sim.study.cells import Row, number
+from scheduling_sim.study.speculation import Asked
 
 Rows = Mapping[str, Row]
 _KINDS: Final = (("within %", "P99 of the gaps"), ("within, worst gap %", "the worst gap"))
@@ -104,19 +105,29 @@ def _with_range(axis: Axes, rows: Sequence[Row], key: str, look: Look, moved: fl
 def speculation_bars(rows: Rows) -> Figure:
     """Draw tokens per second as multiples of none, by streams; one panel per profile."""
     profiles: dict[str, list[Row]] = {}
-    for row in rows.values():
+    for row in sorted(rows.values(), key=_size):
         profiles.setdefault(str(row["profile"]), []).append(row)
     figure = new_figure(9.6, 3.6)
     axes = beside(figure, len(profiles))
     style = looks([name for _, name in _BARS])
     for place, (axis, (profile, of_profile)) in enumerate(zip(axes, profiles.items(), strict=True)):
         _bars(axis, of_profile, style)
-        axis.set_xticks(range(len(of_profile)), [str(row["streams"]) for row in of_profile])
+        axis.set_xticks(range(len(of_profile)), [_streams(row) for row in of_profile], fontsize=8)
         caption_axes(
             axis, profile, "streams", "" if place else "tokens/s over those without rounds"
         )
     axes[-1].legend(frameon=False, fontsize=9)
     return figure
+
+
+def _size(row: Row) -> tuple[str, float, float]:
+    return str(row["profile"]), number(row, "streams"), number(row, "answers")
+
+
+def _streams(row: Row) -> str:
+    """Return the streams of a row, and its answers where they are more than the usual two."""
+    streams, answers = row["streams"], row["answers"]
+    return str(streams) if answers == Asked("", 1).answers else f"{streams}\n({answers} answers)"
 
 
 def _bars(axis: Axes, rows: Sequence[Row], style: Mapping[str, Look]) -> None:

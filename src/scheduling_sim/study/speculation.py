@@ -14,7 +14,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from helios.scheduler import SelectionReason
 from scheduling_sim.acceptance import acceptance
@@ -39,16 +39,32 @@ _BY_SCORE: Final = {"alone_service_share": 0.0, "population_weight": 0.0}
 _STREAMS: Final = (1, 4, 16, 64)
 _STRONG: Final = "strong-draft"
 _ROUND: Final = re.compile(r"speculative-b\d+-d\d+-w(\d+)")
+_LONG: Final = 12
+"""Answers of a lone stream after which neither its start nor the luck of two counts for much."""
 LEAST: Final = 0.98
 """Bar: against the better of the best fixed width and none, everywhere."""
 SATURATED: Final = 1.5
 """Bar: against none, with all streams and the strong draft."""
 
 
-def _speed(streams: int, profile: str, mode: str, options: dict[str, object]) -> float:
+class Asked(NamedTuple):
+    """Who asks."""
+
+    profile: str
+    streams: int
+    answers: int = 2
+    """Of each stream, one after the other."""
+
+
+def _name(asked: Asked) -> str:
+    more = f", {asked.answers} answers" if asked.answers == _LONG else ""
+    return f"{asked.profile} {asked.streams}{more}"
+
+
+def _speed(asked: Asked, mode: str, options: dict[str, object]) -> float:
     """Return tokens per second, the mean over the seeds where any acceptance is drawn."""
     seeds = _SEEDS[:1] if mode == "ordinary" else _SEEDS
-    logs = (_run_once(streams, profile, mode, options, seed) for seed in seeds)
+    logs = (_run_once(asked, mode, options, seed) for seed in seeds)
     return statistics.mean(map(tokens_per_s, logs))
 
 
@@ -80,36 +96,35 @@ def learning_percent(logs: Sequence[RunLog]) -> float:
     return 100 * probe / total
 
 
-def _run_once(
-    streams: int, profile: str, mode: str, options: dict[str, object], seed: int
-) -> RunLog:
+def _run_once(asked: Asked, mode: str, options: dict[str, object], seed: int) -> RunLog:
     chosen = platform(PLATFORM, mode=mode, slots=64, page_growth=True)
-    asked = workload(
+    load = workload(
         "closed-loop",
-        users=streams,
-        requests_per_user=2,
+        users=asked.streams,
+        requests_per_user=asked.answers,
         think_s=0.01,
         ramp_s=0.01,
         prompt="fixed:128",
         output="fixed:300",
     )
-    drawn = None if mode == "ordinary" else acceptance(profile, seed=seed)
+    drawn = None if mode == "ordinary" else acceptance(asked.profile, seed=seed)
     served = {**as_served("helios"), **options}
-    setup = Setup(platform=chosen, workload=asked, acceptance=drawn, options=served)
+    setup = Setup(platform=chosen, workload=load, acceptance=drawn, options=served)
     return simulate(setup)
 
 
-def _run(streams: int, profile: str, data: Path) -> Row:
+def _run(asked: Asked, data: Path) -> Row:
     del data
-    none = _speed(streams, profile, "ordinary", {})
-    fixed = {width: _speed(streams, profile, "speculative", {"width": width}) for width in _WIDTHS}
-    logs = [_run_once(streams, profile, "speculative", {}, seed) for seed in _SEEDS]
+    none = _speed(asked, "ordinary", {})
+    fixed = {width: _speed(asked, "speculative", {"width": width}) for width in _WIDTHS}
+    logs = [_run_once(asked, "speculative", {}, seed) for seed in _SEEDS]
     adaptive = statistics.mean(map(tokens_per_s, logs))
-    by_score = _speed(streams, profile, "speculative", dict(_BY_SCORE))
+    by_score = _speed(asked, "speculative", dict(_BY_SCORE))
     width, best = max(fixed.items(), key=lambda pair: pair[1])
     return {
-        "profile": profile,
-        "streams": streams,
+        "profile": asked.profile,
+        "streams": asked.streams,
+        "answers": asked.answers,
         "none tok/s": none,
         "best fixed tok/s": best,
         "its width": width,
@@ -158,13 +173,17 @@ def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
 GROUP = Group(
     "speculation",
     tuple(
-        Cell(f"{profile} {streams}", functools.partial(_run, streams, profile))
+        Cell(_name(asked), functools.partial(_run, asked))
         for profile in (_STRONG, "mtp", "weak-draft")
-        for streams in _STREAMS
+        for asked in (
+            *(Asked(profile, streams) for streams in _STREAMS),
+            Asked(profile, 1, _LONG),
+        )
     ),
     (
         "profile",
         "streams",
+        "answers",
         "none tok/s",
         "best fixed tok/s",
         "its width",
