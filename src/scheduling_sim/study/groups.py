@@ -16,6 +16,7 @@ from scheduling_sim.study import (
     prompt_heavy,
     refresh,
     replay,
+    saturation,
     speculation,
     tenants,
 )
@@ -34,6 +35,7 @@ GROUPS: Final[tuple[Group, ...]] = (
     contexts.GROUP,
     optimum.GROUP,
     speculation.GROUP,
+    saturation.GROUP,
     tenants.GROUP,
     checkpoints.GROUP,
 )

@@ -19,6 +19,7 @@ from scheduling_sim.study import (
     optimum,
     prompt_heavy,
     refresh,
+    saturation,
     speculation,
     tenants,
 )
@@ -233,6 +234,22 @@ def test_time_of_rounds_is_told_by_width_and_probes_apart() -> None:
     )
     assert speculation.time_by_width([log]) == "2: 75, 6: 25"
     assert speculation.learning_percent([log, log]) == pytest.approx(10.0)
+
+
+def test_a_full_machine_is_measured_between_its_start_and_its_end() -> None:
+    late = [1000 + 10 * place for place in range(10)]
+    log = run_log(
+        request("a", deliveries=late, tokens=[2] * 10), request("b", deliveries=(1, 5000))
+    )
+    # 22 tokens; 30 % are there with the third pair at 1,020 ms, 90 % with the tenth at 1,090.
+    assert saturation.steady_tokens_per_s(log) == pytest.approx(14 / 0.070)
+
+
+def test_saturation_is_judged_machine_by_machine() -> None:
+    row: Row = {"adaptive / none": 1.49, "best fixed / none": 1.6}
+    low, high = saturation.verdicts({"a": row, "b": {**row, "adaptive / none": 1.5}})
+    assert (low.is_met, high.is_met) == (False, True)
+    assert "The best fixed width has 1.60" in low.line
 
 
 # Tenants ------------------------------------------------------------------------------------------
