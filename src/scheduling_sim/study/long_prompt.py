@@ -1,27 +1,63 @@
-"""One prompt of 65,000 tokens meets eight running streams: who keeps which share of its speed."""
+"""One prompt of 65,000 tokens meets eight running streams: who keeps which share of its speed.
+
+Rows of `helios` with another `prefill_balance` or age price draw the frontier between both bars.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from scheduling_sim.metrics.latency import gaps_ns, ttft_ns
 from scheduling_sim.platforms import platform
 from scheduling_sim.run_log import RequestLog, RunLog
 from scheduling_sim.simulation import Setup, simulate
-from scheduling_sim.study.cells import PLATFORM, Cell, Group, Row
+from scheduling_sim.study.cells import (
+    PLATFORM,
+    Cell,
+    Group,
+    Row,
+    Verdict,
+    as_served,
+    number,
+)
 from scheduling_sim.workload.named import workload
 
-_POLICIES = ("helios", "helios-table", "helios-throughput", "chunked", "vllm", "prefill-first")
-_MODES = ("ordinary", "mixed")
+PROMPT_BAR: Final = 70.0
+STREAMS_BAR: Final = 25.0
 
 
-def _log_of(policy: str, mode: str, streams: int) -> RunLog:
+class Chosen(NamedTuple):
+    """A policy with options of its own."""
+
+    policy: str
+    options: Mapping[str, object] = {}
+
+    @property
+    def title(self) -> str:
+        """Return the policy's name and what is changed of it."""
+        changes = (f"{name} {value:g}" for name, value in self.options.items())
+        return ", ".join((self.policy, *changes))
+
+
+_CHOSEN: Final = (
+    Chosen("helios"),
+    *(Chosen("helios", {"prefill_balance": value}) for value in (3.0, 4.0, 5.0, 8.0)),
+    Chosen("helios", {"decode_age_price": 4.0}),
+    *map(Chosen, ("helios-table", "helios-throughput", "chunked", "vllm", "prefill-first")),
+)
+_MODES: Final = ("ordinary", "mixed")
+
+
+def _log_of(chosen: Chosen, mode: str, streams: int) -> RunLog:
     return simulate(
         Setup(
             platform=platform(PLATFORM, mode=mode, slots=16, page_growth=True),
             workload=workload("long-meets-decodes", decodes=streams),
-            policy=policy,
+            policy=chosen.policy,
+            options={**as_served(chosen.policy), **chosen.options},
         )
     )
 
@@ -36,10 +72,10 @@ def _ttft_s(log: RunLog) -> float:
     return waited_ns / 1e9
 
 
-def _run(policy: str, mode: str, data: Path) -> Row:
+def _run(chosen: Chosen, mode: str, data: Path) -> Row:
     del data
-    alone_s = _ttft_s(_log_of(policy, mode, 0))
-    log = _log_of(policy, mode, 8)
+    alone_s = _ttft_s(_log_of(chosen, mode, 0))
+    log = _log_of(chosen, mode, 8)
     long, ttft_s = _prompt_of(log), _ttft_s(log)
     during, before, worst_ms = [], [], 0.0
     for one in log.requests:
@@ -53,7 +89,7 @@ def _run(policy: str, mode: str, data: Path) -> Row:
         worst_ms = max(worst_ms, int(gaps_ns(one).max()) / 1e6)
     return {
         "catalog": mode,
-        "policy": policy,
+        "policy": chosen.title,
         "prompt alone s": alone_s,
         "prompt s": ttft_s,
         "prefill rate kept %": 100 * alone_s / ttft_s,
@@ -62,12 +98,43 @@ def _run(policy: str, mode: str, data: Path) -> Row:
     }
 
 
+def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
+    """Judge the preset on every catalog by both bars, with the nearest other row beside it."""
+    found = []
+    for mode in _MODES:
+        row = rows.get(f"{mode} helios")
+        if row is None:
+            continue
+        prompt, streams = number(row, "prefill rate kept %"), number(row, "decode rate kept %")
+        here = [one for name, one in rows.items() if name.startswith(f"{mode} ")]
+        nearest = max(here, key=_least_margin)
+        found.append(
+            Verdict(
+                f"`helios` on the {mode} catalog",
+                f"the prompt keeps {prompt:.1f} %, the streams {streams:.1f} %",
+                f"at least {PROMPT_BAR:.0f} and {STREAMS_BAR:.0f} %",
+                prompt >= PROMPT_BAR and streams >= STREAMS_BAR,
+                f"{_least_margin(row):+.1f} points",
+                f"Nearest of all rows is `{nearest['policy']}` with "
+                f"{number(nearest, 'prefill rate kept %'):.1f} and "
+                f"{number(nearest, 'decode rate kept %'):.1f} %.",
+            )
+        )
+    return found
+
+
+def _least_margin(row: Row) -> float:
+    """Return the points that the worse of both figures lies above its bar."""
+    prompt, streams = number(row, "prefill rate kept %"), number(row, "decode rate kept %")
+    return min(prompt - PROMPT_BAR, streams - STREAMS_BAR)
+
+
 GROUP = Group(
     "long-prompt",
     tuple(
-        Cell(f"{mode} {policy}", functools.partial(_run, policy, mode))
+        Cell(f"{mode} {chosen.title}", functools.partial(_run, chosen, mode))
         for mode in _MODES
-        for policy in _POLICIES
+        for chosen in _CHOSEN
     ),
     (
         "catalog",
@@ -78,4 +145,5 @@ GROUP = Group(
         "decode rate kept %",
         "worst gap ms",
     ),
+    verdicts,
 )

@@ -15,6 +15,7 @@ from scheduling_sim.study import (
     azure_hour,
     contexts,
     goodput,
+    long_prompt,
     lookahead,
     optimum,
     prompt_heavy,
@@ -54,6 +55,30 @@ def test_a_gap_above_the_bar_is_missed() -> None:
     assert (slow.is_met, fast.is_met) == (False, True)
     assert "2 of 9" in slow.why
     assert "1.5 of it" in slow.line
+
+
+# One long prompt ----------------------------------------------------------------------------------
+
+
+def test_both_shares_have_to_reach_their_bar() -> None:
+    def row(policy: str, prompt: float, streams: float) -> Row:
+        return {
+            "policy": policy,
+            "prefill rate kept %": prompt,
+            "decode rate kept %": streams,
+        }
+
+    rows = {
+        "ordinary helios": row("helios", 71.0, 22.0),
+        "ordinary other": row("other", 69.0, 25.0),
+        "mixed helios": row("helios", 70.0, 25.0),
+    }
+    ordinary, mixed = long_prompt.verdicts(rows)
+    assert (ordinary.is_met, mixed.is_met) == (False, True)
+    assert ordinary.by == "-3.0 points"
+    assert "Nearest of all rows is `other`" in ordinary.why
+    changed = long_prompt.Chosen("helios", {"prefill_balance": 4.0})
+    assert changed.title == "helios, prefill_balance 4"
 
 
 # Concave optimum ----------------------------------------------------------------------------------
