@@ -14,6 +14,7 @@ from scheduling_sim.study import (
     optimum,
     policy,
     prompt_heavy,
+    recorded_run,
     refresh,
     replay,
     saturation,
@@ -24,6 +25,7 @@ from scheduling_sim.study.cells import Group
 
 GROUPS: Final[tuple[Group, ...]] = (
     replay.GROUP,
+    recorded_run.GROUP,
     long_prompt.GROUP,
     prompt_heavy.GROUP,
     goodput.AZURE_GROUP,

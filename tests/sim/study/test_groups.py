@@ -19,6 +19,7 @@ from scheduling_sim.study import (
     lookahead,
     optimum,
     prompt_heavy,
+    recorded_run,
     refresh,
     saturation,
     speculation,
@@ -55,6 +56,29 @@ def test_a_gap_above_the_bar_is_missed() -> None:
     assert (slow.is_met, fast.is_met) == (False, True)
     assert "2 of 9" in slow.why
     assert "1.5 of it" in slow.line
+
+
+# A recorded run -----------------------------------------------------------------------------------
+
+
+def test_a_replay_is_compared_statistic_by_statistic() -> None:
+    log = run_log(
+        request("a", at=10, deliveries=(30, 40, 60), finished=70),
+        request("b", at=20, deliveries=(50,), finished=50),
+    )
+    seen = recorded_run.replayed_samples(log)
+    assert seen == {
+        "first text": [20 * MS, 30 * MS],
+        "gap": [10 * MS, 20 * MS],
+        "whole": [60 * MS, 30 * MS],
+    }
+    off = recorded_run.errors(seen, {**seen, "gap": [10 * MS, 10 * MS]})
+    assert off["whole p99 %"] == 0.0
+    assert (off["gap mean %"], off["gap p50 %"]) == (pytest.approx(50.0), pytest.approx(50.0))
+    rows: dict[str, Row] = {"fitted": {"times": "fitted", **off}}
+    (judged,) = recorded_run.verdicts(rows)
+    assert judged.figure == "8 of 12 statistics within 5 %"
+    assert judged.by == "largest +99.0 %, gap p99"
 
 
 # One long prompt ----------------------------------------------------------------------------------
