@@ -21,6 +21,7 @@ from scheduling_sim.study import (
     prompt_heavy,
     recorded_run,
     refresh,
+    replay,
     saturation,
     speculation,
     tenants,
@@ -56,6 +57,17 @@ def test_a_gap_above_the_bar_is_missed() -> None:
     assert (slow.is_met, fast.is_met) == (False, True)
     assert "2 of 9" in slow.why
     assert "1.5 of it" in slow.line
+
+
+# Replays of real runs -----------------------------------------------------------------------------
+
+
+def test_a_replay_is_judged_by_its_largest_error_of_either_sign() -> None:
+    row: Row = {"run": "x", "TTFT mean %": 1.0, "TPOT p99 %": -5.5, "largest %": 5.5}
+    missed, met = replay.verdicts({"x": row, "y": {**row, "TPOT p99 %": -5.0}})
+    assert (missed.is_met, met.is_met) == (False, True)
+    assert missed.figure == "1 of 2 statistics within 5 %"
+    assert missed.by == "largest 5.5 %, TPOT p99"
 
 
 # A recorded run -----------------------------------------------------------------------------------
