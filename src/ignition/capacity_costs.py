@@ -14,7 +14,7 @@ from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.programs.buffers import fed_tokens, is_mixed
 
 PREPARE_REPLAYS: Final = 4
-"""Replays of each program while preparing: one to warm up and three to measure."""
+"""Replays of each program while preparing, in two sweeps; the very first one warms up."""
 
 WARM_CONTEXT_TOKENS: Final = 64
 """Prompt tokens that decode rows hold while they are measured, as far as their pages allow."""
@@ -139,7 +139,8 @@ def prepare_seconds(
         filling = (graph.batch_capacity - is_mixed(graph)) * _replay_seconds(
             geometry, WARM_CONTEXT_TOKENS, 1, precision
         )
-    return PREPARE_REPLAYS * replay + filling + _CAPTURE_S[backend]
+    # Rows are filled anew in each of the two sweeps.
+    return PREPARE_REPLAYS * replay + 2 * filling + _CAPTURE_S[backend]
 
 
 def _replay_seconds(geometry: ModelGeometry, tokens: int, head_rows: int, precision: str) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
 from helios.scheduler import Fence, GraphDescriptor, GraphKind, ProposalSource, RequestHandle
 from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
+from ignition.measured_costs import at_most_larger, swept
 from ignition.programs.buffers import is_mixed, is_round, prompt_capacity
 
 _GENERATING = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
@@ -24,36 +25,56 @@ SHORT_PROMPT_TOKENS = 64
 """Longest prompt capacity that is worth measuring again at every start."""
 
 
+_PREPARE_SWEEPS = (PREPARE_REPLAYS // 2, PREPARE_REPLAYS - PREPARE_REPLAYS // 2)
+_START_SWEEPS = (2, 1)
+"""Replays of each sweep: the very first touches a program's buffers, so it warms up."""
+
+
 def measure_programs(model: PreparedModel, on_measured: Callable[[str], None]) -> dict[str, int]:
     """Return graph name -> shortest replay nanoseconds. Every row is clear again afterwards.
 
-    The shortest of a few replays is what the program costs when nothing else runs; an estimate
-    that is too long would keep the scheduler from ever finding out.
+    The shortest of a few replays in two sweeps is what the program costs when nothing else runs; an
+    estimate that is too long would keep the scheduler from finding out for half a minute and more.
+    `on_measured` hears a graph's name when its last sweep is done.
     """
-    costs = {}
-    for graph in model.catalog.graphs:
-        costs[graph.name] = _Measurement(model, graph).shortest_ns(PREPARE_REPLAYS)
-        on_measured(graph.name)
-    return costs
+    graphs, seen = model.catalog.graphs, set[str]()
+
+    def shortest_ns(graph: GraphDescriptor, replays: int) -> int:
+        cost_ns = _Measurement(model, graph).shortest_ns(replays)
+        if graph.name in seen:
+            on_measured(graph.name)
+        seen.add(graph.name)
+        return cost_ns
+
+    return at_most_larger(graphs, swept(graphs, _PREPARE_SWEEPS, shortest_ns))
 
 
 def calibrated_seeds(model: PreparedModel) -> dict[str, int]:
-    """Run the short programs twice and return cost seeds for this process.
+    """Run the short programs three times in two sweeps and return cost seeds for this process.
 
-    The first run touches a program's buffers for the first time, so it warms up; the shorter one
-    is the seed. Long prefills, rounds with proposals and mixed programs keep the package's seeds,
-    scaled by how the short ones changed since, because the machine that prepared may have been
-    busier than this one is; running them all would make every start seconds longer.
+    Long prefills, rounds with proposals and mixed programs keep the package's seeds, scaled by how
+    the short ones changed since, because the machine that prepared may have been busier than this
+    one is; running them all would make every start seconds longer.
     """
     packaged = model.cost_seeds_ns
-    seeds, ratios = {}, []
-    for graph in model.catalog.graphs:
-        is_short = graph.token_capacity <= SHORT_PROMPT_TOKENS
-        if not is_short or is_round(graph) or is_mixed(graph):
-            continue
-        seeds[graph.name] = _Measurement(model, graph).shortest_ns(2)
-        if graph.kind is GraphKind.PREFILL and graph.name in packaged:
-            ratios.append(seeds[graph.name] / packaged[graph.name])
+    short = [
+        graph
+        for graph in model.catalog.graphs
+        if graph.token_capacity <= SHORT_PROMPT_TOKENS
+        and not is_round(graph)
+        and not is_mixed(graph)
+    ]
+    measured = swept(
+        short,
+        _START_SWEEPS,
+        lambda graph, replays: _Measurement(model, graph).shortest_ns(replays),
+    )
+    seeds = at_most_larger(short, measured)
+    ratios = [
+        seeds[graph.name] / packaged[graph.name]
+        for graph in short
+        if graph.kind is GraphKind.PREFILL and graph.name in packaged
+    ]
     factor = statistics.median(ratios) if ratios else 1.0
     for name, cost_ns in packaged.items():
         if name not in seeds:

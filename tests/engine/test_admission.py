@@ -128,12 +128,12 @@ def test_stop_strings_need_feedback_and_stop_tokens_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("ruled", "asked", "is_constrained", "expected"),
-    [(0, 0, True, 0), (0, 3, True, 3), (1, 0, True, 1), (1, 3, True, 1), (1, 3, False, 3)],
+    [(0, 0, True, 0), (0, 3, True, 0), (1, 0, True, 1), (1, 3, True, 1), (1, 3, False, 0)],
 )
-def test_only_a_grammar_bounds_the_width_where_programs_propose_for_themselves(
+def test_only_a_grammar_bounds_learned_rounds_and_copies_stay_as_wide_as_asked(
     ruled: int, asked: int, is_constrained: bool, expected: int
 ) -> None:
-    rules = dataclasses.replace(RULES, grammar_width_limit=ruled)
+    rules = dataclasses.replace(RULES, grammar_learned_limit=ruled)
     grammar = GrammarMessage(kind="regex", text="a", param="regex") if is_constrained else None
     accepted = accept(request(width_limit=asked, grammar=grammar), rules)
-    assert accepted.spec.width_limit == expected
+    assert (accepted.spec.width_limit, accepted.spec.learned_width_limit) == (asked, expected)

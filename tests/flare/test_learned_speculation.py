@@ -195,6 +195,22 @@ def test_a_grammar_alone_is_given_rounds_of_one_row(started) -> None:
     assert server.metrics()["flare_speculative_offered_tokens_total"] == before
 
 
+def test_a_grammar_keeps_its_copies_beside_a_head(started) -> None:
+    """Text that a grammar forces is proposed as copies; learned rounds leave it one row."""
+    bodies = [
+        body_of(number, max_tokens=60, extra_body={"guided_regex": f"(abcdabcdabcd){{{repeats}}};"})
+        for number, repeats in enumerate((1, 2, 3, 3))
+    ]
+    server, offered = started["both"], "flare_speculative_depth_offered_total"
+    learned, copied = (f'{offered}{{source="{s}",depth="1"}}' for s in ("learned", "copy"))
+    expected = started["ordinary"].ask_all(bodies, 2)
+    before = server.metrics()
+    assert server.ask_all(bodies, 2) == expected
+    after = server.metrics()
+    assert after[copied] > before.get(copied, 0.0)
+    assert after.get(learned, 0.0) == before.get(learned, 0.0)
+
+
 def test_mixed_company_under_load_keeps_every_answer(servers) -> None:
     """Stop strings, limits, samplings and clients that leave, all at once."""
     plain, drafting = servers

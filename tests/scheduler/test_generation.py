@@ -101,7 +101,11 @@ def view_of(world: World, catalog: Catalog) -> View:
     acceptance = AcceptanceTable(rows, DEPTH)
     forecast = ForecastTable(rows, DEPTH, range(len(catalog.graphs)))
     for decoder in world.decoders:
-        spec = RequestSpec(prompt_tokens=8, max_output_tokens=decoder.limit)
+        spec = RequestSpec(
+            prompt_tokens=8,
+            max_output_tokens=decoder.limit,
+            learned_width_limit=decoder.learned_limit,
+        )
         request = Request(RequestHandle(decoder.arrival, 0), spec, decoder.arrival, 0)
         request.row, request.last_used = decoder.row, decoder.last_used
         request.copies = decoder.copies
@@ -172,6 +176,7 @@ def random_world(source: random.Random, mode: str, *, aged: bool) -> World:
             delivery_price=source.choice([0.0, 8.0, 8.0, 64.0]),
             age_ms=source.choice([0.0, 16.0, 64.0]),
             limit=source.choice([1, 2, 3, 8, 8, 8]),
+            learned_limit=source.choice([0, 0, 0, 1, 1, 2]),
             copies=source.choice([0, 1, 2]),
             survivals=source.choice(SURVIVALS),
             copied=source.choice(SURVIVALS),

@@ -52,7 +52,9 @@ def test_width_one_competes_with_wider_programs_by_cost() -> None:
     catalog = Catalog.of([descriptor(n) for n in (*names, "speculative-b1-d3-w4")])
     source = random.Random(2)
     decoder = random_world(source, "adaptive", aged=True).decoders[0]
-    decoder = dataclasses.replace(decoder, limit=8, survivals=(0.5, 0.25, 0.125), share=1.0)
+    decoder = dataclasses.replace(
+        decoder, limit=8, learned_limit=0, survivals=(0.5, 0.25, 0.125), share=1.0
+    )
     for wide_ms, winner in ((1.0, "speculative-b1-d3-w4"), (16.0, "speculative-b1-d0-w1")):
         durations = tuple(wide_ms if g.token_capacity == 4 else 1.0 for g in catalog.graphs)
         world = World(

@@ -98,6 +98,7 @@ def large_world(source: random.Random, mode: str) -> World:
                 delivery_price=12.5 if common else source.uniform(0.0, 60.0),
                 age_ms=3.0 if common else source.uniform(0.0, 40.0),
                 limit=source.choice([2, 3, 500]) if source.random() < 0.1 else 500,
+                learned_limit=1 if skill < 0.15 and index % 3 == 1 else 0,
                 copies=0,
                 survivals=(0.8, 0.5, 0.25) if common else survivals,
                 copied=survivals,

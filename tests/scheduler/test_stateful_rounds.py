@@ -122,6 +122,7 @@ class RoundsMachine(RuleBasedStateMachine):
                 "buffered": st.just(True),
                 "tenant": st.sampled_from(["a", "b"]),
                 "width_limit": st.integers(1, 4),
+                "learned_width_limit": st.integers(1, 3),
             },
         ),
     )

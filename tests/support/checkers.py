@@ -12,6 +12,7 @@ from helios.scheduler import (
     GraphDescriptor,
     GraphKind,
     Phase,
+    ProposalSource,
     RequestHandle,
     RowAllocation,
     ScheduledPlan,
@@ -156,6 +157,8 @@ class Checker(Observer):
         assert most + step.output_ceiling <= spec.max_output_tokens, "beyond the output limit"
         if spec.width_limit:
             assert step.output_ceiling <= spec.width_limit
+        if spec.learned_width_limit and graph.source is not ProposalSource.COPY:
+            assert step.output_ceiling <= spec.learned_width_limit
         before = spec.prompt_tokens - 1
         assert before + least <= step.position <= before + most
         assert not (spec.needs_feedback and earlier)

@@ -287,6 +287,8 @@ class History:
             fields["scored"] = True
         if self._chance(0.1):
             fields["width_limit"] = roll.choice([1, 2, 3])
+        elif self.admitted % 8 == 5:
+            fields["learned_width_limit"] = 1 + self.admitted // 8 % 2
         fields["tenant"] = roll.choice(habitat.tenants)
         if habitat.images and self._chance(0.4):
             fields["images"] = self._images(prompt)

@@ -51,9 +51,10 @@ class AdmissionRules:
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens; they stop every request that does not ignore them."""
-    grammar_width_limit: int = 0
-    """Most target rows of a round for a request with a grammar; zero: any. One where programs
-    propose by themselves: the host knows no mask behind a proposal that it has not seen."""
+    grammar_learned_limit: int = 0
+    """Most target rows of a request with a grammar in rounds whose programs propose by themselves;
+    zero: any. One where there are such: the host knows no mask behind a proposal that it has not
+    seen. Copies it has seen."""
 
     @property
     def longest_tokens(self) -> int:
@@ -100,7 +101,7 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
             # may complete it. A mask is made behind that token wherever it becomes known.
             needs_feedback=stops is not None,
             endpoints=endpoints,
-            width_limit=_width_limit_of(request, rules),
+            learned_width_limit=0 if request.grammar is None else rules.grammar_learned_limit,
         ),
         prompt=prompt,
         sampling=sampling,
@@ -110,13 +111,6 @@ def accept(request: Submit, rules: AdmissionRules) -> Accepted:
     )
 
 
-def _width_limit_of(request: Submit, rules: AdmissionRules) -> int:
-    """Return the most target rows of a round: what was asked and what rules allow; zero: any."""
-    ruled = rules.grammar_width_limit if request.grammar is not None else 0
-    limits = [limit for limit in (request.width_limit, ruled) if limit]
-    return min(limits, default=0)
-
-
 def _spec_of(
     request: Submit,
     *,
@@ -124,7 +118,7 @@ def _spec_of(
     max_output_tokens: int,
     needs_feedback: bool,
     endpoints: tuple[Endpoint, ...],
-    width_limit: int,
+    learned_width_limit: int,
 ) -> RequestSpec:
     """Return what the scheduler is asked; what it checks itself is left to it."""
     try:
@@ -135,7 +129,8 @@ def _spec_of(
             needs_feedback=needs_feedback,
             weight=request.weight,
             tenant=request.tenant,
-            width_limit=width_limit,
+            width_limit=request.width_limit,
+            learned_width_limit=learned_width_limit,
             images=tuple(
                 ImageSpan(image.start, image.tokens, image.features) for image in request.images
             ),

@@ -221,7 +221,7 @@ def _rules(
         resources=resources,
         vocabulary_size=settings.model.vocabulary_size,
         eos_token_ids=settings.model.eos_token_ids,
-        grammar_width_limit=int(proposes),
+        grammar_learned_limit=int(proposes),
     )
 
 

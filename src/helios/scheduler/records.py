@@ -51,6 +51,8 @@ class RequestSpec:
     """Requests of one tenant share one token price; the empty string means none."""
     width_limit: int = 0
     """Most target rows in a round, the pending token included; zero means no limit."""
+    learned_width_limit: int = 0
+    """The same for rounds whose proposals the program makes itself, besides `width_limit`."""
     images: tuple[ImageSpan, ...] = ()
     """In prompt order, apart from each other; each stays within one prefill chunk."""
     boundaries: tuple[int, ...] = ()
@@ -68,6 +70,7 @@ class RequestSpec:
         check_number(error, "weight", self.weight, positive=True)
         check_type(error, "tenant", self.tenant, str, "a string")
         check_integer(error, "width_limit", self.width_limit, least=0)
+        check_integer(error, "learned_width_limit", self.learned_width_limit, least=0)
         check_type(error, "images", self.images, tuple, "a tuple of ImageSpan")
         for index, image in enumerate(self.images):
             check_type(error, f"images[{index}]", image, ImageSpan, "an ImageSpan")

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from helios.scheduler.requests import Request
+from helios.scheduler.requests import UNLIMITED, Request
 
 _WIDTH_LIMIT = attrgetter("spec.width_limit")
+_LEARNED_LIMIT = attrgetter("spec.learned_width_limit")
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -34,6 +35,8 @@ class Roster(NamedTuple):
     """All have the heaviest weight."""
     is_capped: bool
     """Some may not have as many target rows as they could use."""
+    learned_limits: Integers | None
+    """Most target rows of each in rounds with learned proposals; None where none has a limit."""
     forecasts: dict[int, tuple[Floats, bool]]
     """The highest forecast means of the rows, and whether all programs have the same, by the
     version of the table that they were read of; only the last one is kept."""
@@ -56,5 +59,13 @@ def roster_of(requests: Sequence[Request], last: Roster | None = None) -> Roster
         heaviest,
         weights.count(heaviest) == count,
         any(map(_WIDTH_LIMIT, requests)),
+        _learned_limits(requests),
         {},
     )
+
+
+def _learned_limits(requests: Sequence[Request]) -> Integers | None:
+    limits = [*map(_LEARNED_LIMIT, requests)]
+    if not any(limits):
+        return None
+    return np.array([limit or UNLIMITED for limit in limits], dtype=np.int64)

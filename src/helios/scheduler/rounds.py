@@ -111,7 +111,8 @@ class Reader:
     def _limits_of(self, source: ProposalSource) -> Integers:
         """Return the rows that each request allows; copies are no more than the host supplied."""
         if source is not ProposalSource.COPY:
-            return self._limits
+            learned = self._roster.learned_limits
+            return self._limits if learned is None else np.minimum(self._limits, learned)
         copies = _integers([1 + request.copies for request in self._requests])
         return np.minimum(self._limits, copies)
 

@@ -36,6 +36,8 @@ class Decoder:
     age_ms: float
     limit: int
     """Most target rows that the request allows, the pending token included."""
+    learned_limit: int
+    """The same of rounds with learned proposals alone; zero: no more than that."""
     copies: int
     survivals: tuple[float, ...]
     """Prefix survival of learned proposals, depth 1 first."""
@@ -126,9 +128,11 @@ def yield_of(world: World, graph: GraphDescriptor, decoder: Decoder, length: int
 
 
 def ceiling_of(graph: GraphDescriptor, decoder: Decoder) -> int:
-    """Most rows of a lane: D + 1, W, the request's limit, the supplied copies."""
+    """Most rows of a lane: D + 1, W, the request's limits, the supplied copies."""
     ceiling = min(graph.proposal_depth + 1, graph.token_capacity, decoder.limit)
-    return min(ceiling, 1 + decoder.copies) if graph.source is ProposalSource.COPY else ceiling
+    if graph.source is ProposalSource.COPY:
+        return min(ceiling, 1 + decoder.copies)
+    return min(ceiling, decoder.learned_limit) if decoder.learned_limit else ceiling
 
 
 def token_value(world: World, price: float) -> float:
