@@ -97,6 +97,25 @@ def test_a_burst_is_one_delivery_and_the_trace_says_what_was_offered() -> None:
     assert all((lane["delivered_ns"] is not None) == (lane["characters"] > 0) for lane in lanes)
 
 
+def test_a_learned_round_is_queued_behind_a_running_one() -> None:
+    """Its inputs lie on the device, so it is there before anybody knows what the front commits."""
+    world = folding_world(HOST_ROUNDS)
+    prompts = {f"q{i}": prompt_of(f"q{i}", 11 + i) for i in range(3)}
+    for name, prompt in prompts.items():
+        world.core.handle(request(name, prompt=prompt, max_output_tokens=60))
+    world.run()
+    plans = {record["fence"]: record for record in world.records if record["type"] == "plan"}
+    wide = {fence for fence, plan in plans.items() if plan["graph"] == "speculative-b4-d3-w4"}
+    behind = [fence for fence in wide if plans[fence]["queued_frames"] and fence - 1 in wide]
+    assert len(behind) > 3
+    frames = {record["fence"]: record for record in world.records if record["type"] == "frame"}
+    fronts = [lane for fence in behind for lane in frames[fence - 1]["lanes"]]  # type: ignore[attr-defined]
+    assert {lane["tokens"] < lane["offered"] for lane in fronts if lane["tokens"]} == {True, False}
+    for name, prompt in prompts.items():
+        check_whole(world, name, prompt, 60)
+    assert_all_back(world)
+
+
 def test_a_stop_string_inside_a_burst_ends_the_request_for_everyone() -> None:
     for seed in range(12):
         world = folding_world(HOST_ROUNDS)
