@@ -13,7 +13,6 @@ from helios.scheduler.allocation import (
     device_lengths,
     frontier_order,
     host_lengths,
-    lengths_from,
     lengths_of_cohorts,
 )
 from tests.scheduler.oracles.speculation import best_total, frontier_lengths
@@ -151,8 +150,11 @@ def test_a_smaller_capacity_takes_a_prefix_of_the_same_order() -> None:
         values, ceilings, slots, _ = random_case(rng)
         order = frontier_order(np.array(values), ints(ceilings), ints(slots))
         for packed in range(len(slots), 20):
-            got = lengths_from(order, len(slots), packed).tolist()
+            admitted = order[: packed - len(slots)]
+            got = (1 + np.bincount(admitted, minlength=len(slots))).tolist()
             assert got == frontier_lengths(values, ceilings, slots, packed)
+            lengths = device_lengths(np.array(values), ints(ceilings), ints(slots), packed)
+            assert lengths.tolist() == got
 
 
 def test_admission_of_a_depth_never_depends_on_deeper_values_of_its_lane() -> None:

@@ -30,16 +30,6 @@ def frontier_order(values: Floats, ceilings: Integers, slots: Integers) -> Integ
     return lanes[np.argsort(-ranked.T[within], kind="stable")].astype(np.int64)
 
 
-def lengths_from(order: Integers, lane_count: int, packed_capacity: int) -> Integers:
-    """Return every lane's length, int64 [n], when the first admissions fill `packed_capacity`.
-
-    Raises nothing: a capacity below one row per lane is the caller's bug.
-    """
-    assert packed_capacity >= lane_count, "every lane has its pending row"
-    admitted = order[: packed_capacity - lane_count]
-    return 1 + np.bincount(admitted, minlength=lane_count).astype(np.int64)
-
-
 def lengths_of_cohorts(order: Integers, members: Flags, packed: Integers) -> Integers:
     """Return the lengths of many cohorts of the same lanes, int64 [m, n]; zero for outsiders.
 
@@ -62,9 +52,32 @@ def device_lengths(
     """Return the lengths that a device gives its lanes, the pending row included, int64 [n].
 
     `confidence` [n, depth] are joint prefix probabilities: the host predicts with forecast means.
+    It is what the first admissions of `frontier_order` come to: who is above the last value that is
+    admitted needs no order, and of those at that value the first by the ties are admitted. Raises
+    nothing: a capacity below one row per lane is the caller's bug.
     """
-    order = frontier_order(confidence, ceilings, slots)
-    return lengths_from(order, len(slots), packed_capacity)
+    count, depth = confidence.shape
+    room = packed_capacity - count
+    assert room >= 0, "every lane has its pending row"
+    falling = np.minimum.accumulate(confidence, axis=1)
+    within = np.arange(1, depth + 1) < ceilings[:, None]
+    claims = falling[within]
+    left_out = len(claims) - room
+    lengths: Integers = np.ones(count, dtype=np.int64)
+    if left_out <= 0:
+        lengths += np.add.reduce(within, axis=1, dtype=np.int64)
+        return lengths
+    if not room:
+        return lengths
+    claims.partition(left_out)
+    last = claims[left_out]
+    lengths += np.add.reduce((falling > last) & within, axis=1, dtype=np.int64)
+    spare = packed_capacity - int(np.add.reduce(lengths))
+    by_slot = slots.argsort()
+    # Depth-major, slots ascending: the order of ties.
+    tied = ((falling == last) & within)[by_slot].T.nonzero()[1][:spare]
+    lengths += np.bincount(by_slot[tied], minlength=count)
+    return lengths
 
 
 def host_lengths(

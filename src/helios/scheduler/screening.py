@@ -91,7 +91,9 @@ class Screening:
         "_rows",
         "_scores",
         "_shared",
+        "_sizes",
         "_slope",
+        "_slots",
         "_streams",
         "_sums",
         "_table",
@@ -145,6 +147,10 @@ class Screening:
         """Lane classes that were ranked."""
         self._tops: dict[int, Floats] = {}
         """Sums of the 0, 1, ... largest marginals, by lane class."""
+        self._sizes: dict[int, Floats] = {}
+        """What `_bounds_by_size` has found, by place."""
+        self._slots: Integers | None = None
+        """Physical rows of the streams, once asked for."""
         # The products of the exact score, in its order.
         self._credit: Floats = self._contest.lanes * slope * self._known_ms
         self._time_costs: Floats = waiting.costs(self._known_ms)
@@ -306,7 +312,10 @@ class Screening:
         return rate_of(value, float(self._known_ms[place]), self._waiting) < best
 
     def _bounds_by_size(self, place: int) -> Floats:
-        """Return bounds of the value of the cohorts of 1, 2, ... lanes in one program."""
+        """Return bounds of the value of the cohorts of 1, 2, ... lanes in a program; read only."""
+        found = self._sizes.get(place)
+        if found is not None:
+            return found
         programs, lanes = self._programs, int(self._contest.counts[place])
         lane_class, packed = int(programs.lane_class[place]), int(programs.packed[place])
         tops = self._tops.get(lane_class)
@@ -320,6 +329,7 @@ class Screening:
         bounds += self._sums[0, 1 : lanes + 1]
         np.minimum(bounds, self._sums[lane_class, 1 : lanes + 1], out=bounds)
         bounds += self._slope * float(self._known_ms[place]) * sizes
+        self._sizes[place] = bounds
         return bounds
 
     def _marginals(self, place: int) -> Floats:
@@ -348,8 +358,9 @@ class Screening:
                 return None
         marginals, order = self._marginals(place), self._orders[int(programs.variant[place])]
         claims = marginals.T if order is None else order[:, : len(marginals)]
-        slots = np.array([request.row for request in streams.requests], dtype=np.int64)
-        lengths = device_lengths(claims, ceilings, slots, packed)
+        if self._slots is None:
+            self._slots = np.array([request.row for request in streams.requests], dtype=np.int64)
+        lengths = device_lengths(claims, ceilings, self._slots, packed)
         classes = lane_class - len(marginals) + lengths - 1
         values, duration_ms = self._values[classes, np.arange(count)], float(self._known_ms[place])
         value = float(values.sum()) + float(np.full(count, self._slope * duration_ms).sum())
