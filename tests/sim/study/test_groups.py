@@ -14,6 +14,7 @@ from scheduling_sim.simulation import Setup, simulate
 from scheduling_sim.study import (
     azure_hour,
     contexts,
+    field,
     goodput,
     long_prompt,
     lookahead,
@@ -356,6 +357,41 @@ def test_tenants_are_judged_by_the_bound_and_against_whoever_does_not_look_at_th
         "throughput given up by `vtc`, mixed, 4 slots": False,
         "service gap of `helios`, mixed, 16 slots": True,
     }
+
+
+# The field ----------------------------------------------------------------------------------------
+
+
+def test_a_small_difference_is_a_tie_whichever_way_is_better() -> None:
+    share, wait = field.MEASURES[0], field.MEASURES[1]
+    assert [field.standing(ours, 100.0, share) for ours in (103, 101, 99, 97)] == [
+        "wins",
+        "ties",
+        "ties",
+        "loses",
+    ]
+    assert [field.standing(ours, 100.0, wait) for ours in (106, 104, 96, 94)] == [
+        "loses",
+        "ties",
+        "ties",
+        "wins",
+    ]
+    assert field.standing(0.0, 0.0, share) == "ties"
+
+
+def test_the_field_is_compared_workload_by_workload() -> None:
+    ours: Row = {"workload": "poisson", "policy": "helios"}
+    ours = {**ours, **{measure.key: 100.0 for measure in field.MEASURES}}
+    rows = {
+        "ours": ours,
+        "a": {**ours, "policy": "a", "within objectives %": 90.0, "gap P99 ms": 50.0},
+        "b": {**ours, "policy": "b"},
+        "elsewhere": {**ours, "workload": "azure", "policy": "c"},
+    }
+    judged = {one.what: (one.figure, one.is_met) for one in field.verdicts(rows)}
+    assert judged["poisson, within objectives"] == ("wins against a; ties with b", True)
+    assert judged["poisson, gap P99"] == ("ties with b; loses to a", False)
+    assert len(judged) == len(field.MEASURES)
 
 
 # The hour -----------------------------------------------------------------------------------------
