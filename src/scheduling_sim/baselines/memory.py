@@ -38,6 +38,9 @@ class Memory:
         resources, tokens = self.resources, spec.prompt_tokens + spec.max_output_tokens
         if spec.scored:
             raise InvalidRequestError("scored: the baselines score no prompts")
+        if spec.images:
+            # Served as text it would cost nothing and look better than a policy that prepares it.
+            raise InvalidRequestError("images: the baselines run no image programs")
         if tokens > resources.context_length_tokens:
             raise InvalidRequestError(
                 f"prompt and output need {tokens} tokens, the context holds "
