@@ -151,8 +151,8 @@ def test_refusals_change_nothing() -> None:
         core.admit(RequestSpec(prompt_tokens=4000, max_output_tokens=4000))
     with pytest.raises(InvalidRequestError, match="scored"):
         core.admit(RequestSpec(prompt_tokens=4, max_output_tokens=4, scored=True))
+    image = ImageSpan(start=1, tokens=2, features=4)
     with pytest.raises(InvalidRequestError, match="image programs"):
-        image = ImageSpan(start=1, tokens=2, features=4)
         core.admit(RequestSpec(prompt_tokens=4, max_output_tokens=4, images=(image,)))
     handle = bench.submit(prompt=4, output=4)
     with pytest.raises(QueueFullError):
