@@ -35,6 +35,7 @@ class Verdict(NamedTuple):
     figure: str
     """What was found, with its unit."""
     bar: str
+    """What it should be; empty where nothing was promised."""
     is_met: bool
     by: str = ""
     """How far the figure lies from the bar."""
@@ -46,6 +47,8 @@ class Verdict(NamedTuple):
         """The verdict as an item of a Markdown list."""
         distance = f" ({self.by})" if self.by else ""
         reason = f" {self.why}" if self.why else ""
+        if not self.bar:
+            return f"- {self.what}: {self.figure}{distance}.{reason}"
         word = "met" if self.is_met else "missed"
         return f"- {self.what}: {self.figure}; bar {self.bar}: **{word}**{distance}.{reason}"
 

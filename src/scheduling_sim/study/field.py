@@ -138,6 +138,7 @@ class Measure(NamedTuple):
 MEASURES: Final = (
     Measure("within objectives %", 0.02, more_is_better=True),
     Measure("TTFT P50 ms", 0.05),
+    Measure("TTFT P99 ms", 0.05),
     Measure("gap P99 ms", 0.05),
     Measure("whole answer mean ms", 0.05),
     Measure("tok/s", 0.02, more_is_better=True),
@@ -153,31 +154,48 @@ def standing(ours: float, theirs: float, measure: Measure) -> str:
 
 
 def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
-    """Say for every workload and measure against whom Helios wins, ties and loses."""
-    found = []
+    """Say against whom Helios wins, ties and loses: over everything, then workload by workload."""
+    found: list[Verdict] = []
+    totals: dict[str, list[str]] = {measure.key: [] for measure in MEASURES}
     for load in _LOADS:
         here = [row for row in rows.values() if row["workload"] == load.title]
         ours = next((row for row in here if row["policy"] == _OURS), None)
-        if ours is not None and len(here) > 1:
-            rivals = [row for row in here if row is not ours]
-            found += [_compared(load.title, ours, rivals, measure) for measure in MEASURES]
-    return found
+        rivals = [row for row in here if row is not ours]
+        if ours is None or not rivals:
+            continue
+        for measure in MEASURES:
+            results = {
+                str(row["policy"]): standing(
+                    number(ours, measure.key), number(row, measure.key), measure
+                )
+                for row in rivals
+            }
+            totals[measure.key] += results.values()
+            found.append(_told(f"{load.title}, {_word(measure)}", results))
+    summary = [
+        Verdict(f"all workloads, {_word(measure)}", _count(totals[measure.key]), "", is_met=True)
+        for measure in MEASURES
+        if totals[measure.key]
+    ]
+    return [*summary, *found]
 
 
-def _compared(title: str, ours: Row, rivals: Sequence[Row], measure: Measure) -> Verdict:
-    names: dict[str, list[str]] = {"wins": [], "ties": [], "loses": []}
-    for row in rivals:
-        result = standing(number(ours, measure.key), number(row, measure.key), measure)
-        names[result].append(str(row["policy"]))
-    words = (("wins", "against"), ("ties", "with"), ("loses", "to"))
-    parts = [f"{word} {to} {', '.join(names[word])}" for word, to in words if names[word]]
-    return Verdict(
-        f"{title}, {measure.key.removesuffix(' %').removesuffix(' ms')}",
-        "; ".join(parts),
-        "loses to nobody",
-        not names["loses"],
-        f"{len(names['wins'])} won, {len(names['ties'])} tied, {len(names['loses'])} lost",
-    )
+def _word(measure: Measure) -> str:
+    return measure.key.removesuffix(" %").removesuffix(" ms")
+
+
+def _count(results: Sequence[str]) -> str:
+    wins, ties, losses = (results.count(word) for word in ("wins", "ties", "loses"))
+    return f"{wins} won, {ties} tied, {losses} lost"
+
+
+def _told(what: str, results: Mapping[str, str]) -> Verdict:
+    parts = []
+    for word, to in (("wins", "against"), ("ties", "with"), ("loses", "to")):
+        names = [name for name, result in results.items() if result == word]
+        if names:
+            parts.append(f"{word} {to} {', '.join(names)}")
+    return Verdict(what, "; ".join(parts), "", is_met="loses" not in results.values())
 
 
 GROUP = Group(

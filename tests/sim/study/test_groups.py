@@ -391,7 +391,9 @@ def test_the_field_is_compared_workload_by_workload() -> None:
     judged = {one.what: (one.figure, one.is_met) for one in field.verdicts(rows)}
     assert judged["poisson, within objectives"] == ("wins against a; ties with b", True)
     assert judged["poisson, gap P99"] == ("ties with b; loses to a", False)
-    assert len(judged) == len(field.MEASURES)
+    assert judged["all workloads, gap P99"] == ("0 won, 1 tied, 1 lost", True)
+    assert len(judged) == 2 * len(field.MEASURES)
+    assert field.verdicts(rows)[-1].line.endswith("ties with a, b."), "nothing was promised"
 
 
 # The hour -----------------------------------------------------------------------------------------
