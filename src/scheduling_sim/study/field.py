@@ -57,7 +57,7 @@ class Load(NamedTuple):
         return (_OURS, *(_ROUNDS if self.draft else _FIELD))
 
 
-def _named(name: str, **options: object) -> Callable[[Path], Workload]:
+def _named(name: str, **options: str | float) -> Callable[[Path], Workload]:
     return lambda _: workload(name, seed=1, **options)
 
 
