@@ -24,6 +24,12 @@ from ignition.capacity_costs import (
     weight_bytes,
     workspace_bytes,
 )
+from ignition.capacity_pairs import (
+    PairMemory,
+    pair_memory,
+    pair_note,
+    pair_seconds,
+)
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.mixed_shapes import mixed_batches, mixed_graphs, mixed_prompts
 from ignition.programs.buffers import BufferSpec, buffer_specs
@@ -84,6 +90,8 @@ class CapacityOptions:
     """Most proposals of a draft head for a request in one round; zero prepares no such rounds."""
     head_tokens: int = 0
     """Tokens that the draft head can propose; zero: there is no head."""
+    draft_model: ModelGeometry | None = None
+    """A separate draft model in the place of a head."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     """Most target rows, pending tokens included, of a round of all its requests."""
     mixed_prefill: bool = False
@@ -154,12 +162,16 @@ class CapacityPlan:
     memory: MemoryPlan
     compile_s: float
     """Estimated seconds of preparing that no single program causes."""
+    draft_model: ModelGeometry | None = None
+    """The model that proposes, where a separate one does."""
+    draft_memory: PairMemory | None = None
+    """What of `memory` is the separate draft model's."""
     notes: tuple[str, ...] = ()
     """Decisions that a reader should know of, one sentence each."""
 
     @property
     def needs_draft(self) -> bool:
-        """Whether a program proposes with a draft head."""
+        """Whether a program proposes by itself, with a draft head or a separate draft model."""
         return any(program.graph.source is ProposalSource.LEARNED for program in self.programs)
 
     @property
@@ -203,10 +215,16 @@ class CapacityPlan:
                 **dataclasses.asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,
             },
+            "draft_model": _document_of(self.draft_model),
+            "draft_memory": _document_of(self.draft_memory),
             "compile_s": self.compile_s,
             "prepare_s": self.prepare_s,
             "notes": list(self.notes),
         }
+
+
+def _document_of(record: ModelGeometry | PairMemory | None) -> dict[str, object] | None:
+    return None if record is None else dataclasses.asdict(record)
 
 
 def kind_name(kind: GraphKind) -> str:
@@ -232,9 +250,7 @@ def plan_capacity(
     context = _context_of(geometry, options)
     graphs = plan_graphs(options, context)
     fixed = _fixed_memory(geometry, options, graphs, context)
-    page_bytes = options.page_size_tokens * kv_bytes_per_token(
-        geometry, options.precision, keeps_draft=options.head_tokens > 0
-    )
+    page_bytes = options.page_size_tokens * _token_bytes(geometry, options)
     pages, notes = _page_count(
         options, fixed.total_bytes, page_bytes, context, machine_memory_bytes
     )
@@ -251,6 +267,7 @@ def plan_capacity(
         page_size_tokens=options.page_size_tokens,
         context_length_tokens=context,
     )
+    draft = options.draft_model
     return CapacityPlan(
         geometry=geometry,
         pool=pool,
@@ -258,8 +275,14 @@ def plan_capacity(
         precision=options.precision,
         programs=tuple(_planned(geometry, options, graph, pool) for graph in graphs),
         memory=dataclasses.replace(fixed, kv_bytes=pages * page_bytes),
-        compile_s=compile_seconds(options.backend),
-        notes=notes,
+        compile_s=compile_seconds(options.backend) * (1 if draft is None else 2),
+        draft_model=draft,
+        draft_memory=(
+            None
+            if draft is None
+            else pair_memory(draft, options.precision, pool, graphs, options.backend)
+        ),
+        notes=notes if draft is None else (*notes, *pair_note(draft, context)),
     )
 
 
@@ -349,9 +372,12 @@ def _check_options(options: CapacityOptions) -> None:
         raise CapacityError(
             "--concurrency", f"must be 1 to {MAX_CONCURRENCY}, not {options.concurrency}"
         )
-    if bool(options.learned_tokens) != bool(options.head_tokens):
+    if options.head_tokens and options.draft_model is not None:
+        raise CapacityError("--draft", "a head and a draft model cannot both propose")
+    if bool(options.learned_tokens) != (options.head_tokens > 0 or options.draft_model is not None):
         raise CapacityError(
-            "--speculation", "learned proposals need a draft head, and a head such proposals"
+            "--speculation",
+            "learned proposals need a draft head or a draft model, and a draft such proposals",
         )
     if options.page_size_tokens not in PAGE_SIZES:
         raise CapacityError(
@@ -412,15 +438,26 @@ def _fixed_memory(
         for graph in graphs
         for buffer in _specs(geometry, graph, pool, options.backend)
     )
+    head_tokens, draft = options.head_tokens, options.draft_model
+    weights = weight_bytes(geometry, options.precision, head_tokens=head_tokens)
+    workspace = workspace_bytes(geometry, pool, graphs, options.backend, head_tokens=head_tokens)
+    if draft is not None:
+        own = pair_memory(draft, options.precision, pool, graphs, options.backend)
+        weights, workspace = weights + own.weights_bytes, workspace + own.workspace_bytes
     return MemoryPlan(
-        weights_bytes=weight_bytes(geometry, options.precision, head_tokens=options.head_tokens),
+        weights_bytes=weights,
         kv_bytes=0,
         state_bytes=options.concurrency * row_bytes(geometry, pool.pages_per_row),
         program_bytes=programs,
-        workspace_bytes=workspace_bytes(
-            geometry, pool, graphs, options.backend, head_tokens=options.head_tokens
-        ),
+        workspace_bytes=workspace,
     )
+
+
+def _token_bytes(geometry: ModelGeometry, options: CapacityOptions) -> int:
+    """Return the bytes of one token of a page, with what its draft keeps of it."""
+    keeps_head, draft = options.head_tokens > 0, options.draft_model
+    own = kv_bytes_per_token(geometry, options.precision, keeps_draft=keeps_head)
+    return own + (0 if draft is None else kv_bytes_per_token(draft, options.precision))
 
 
 def _page_count(
@@ -477,17 +514,20 @@ def _refuse_budget(
 def _planned(
     geometry: ModelGeometry, options: CapacityOptions, graph: GraphDescriptor, pool: PoolGeometry
 ) -> PlannedProgram:
+    seconds = prepare_seconds(
+        geometry,
+        graph,
+        precision=options.precision,
+        backend=options.backend,
+        head_tokens=options.head_tokens,
+    )
+    if options.draft_model is not None:
+        seconds += pair_seconds(options.draft_model, graph, options.precision)
     return PlannedProgram(
         graph=graph,
         purpose=purpose_of(graph),
         buffers=_specs(geometry, graph, pool, options.backend),
-        prepare_s=prepare_seconds(
-            geometry,
-            graph,
-            precision=options.precision,
-            backend=options.backend,
-            head_tokens=options.head_tokens,
-        ),
+        prepare_s=seconds,
     )
 
 

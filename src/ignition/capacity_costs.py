@@ -131,19 +131,20 @@ def prepare_seconds(
     head_rows = graph.batch_capacity if graph.kind is GraphKind.PREFILL else tokens
     if is_mixed(graph):
         head_rows = graph.rows
-    replay = _replay_seconds(geometry, tokens, head_rows, precision)
+    replay = replay_seconds(geometry, tokens, head_rows, precision)
     if graph.source is ProposalSource.LEARNED:
         replay += graph.proposal_depth * _draft_seconds(geometry, graph, precision, head_tokens)
     filling = 0.0
     if graph.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED):
-        filling = (graph.batch_capacity - is_mixed(graph)) * _replay_seconds(
+        filling = (graph.batch_capacity - is_mixed(graph)) * replay_seconds(
             geometry, WARM_CONTEXT_TOKENS, 1, precision
         )
     # Rows are filled anew in each of the two sweeps.
     return PREPARE_REPLAYS * replay + 2 * filling + _CAPTURE_S[backend]
 
 
-def _replay_seconds(geometry: ModelGeometry, tokens: int, head_rows: int, precision: str) -> float:
+def replay_seconds(geometry: ModelGeometry, tokens: int, head_rows: int, precision: str) -> float:
+    """Return an estimate of one pass of `tokens` through the layers, `head_rows` of them scored."""
     matrices = geometry.layer_count * layer_parameters(geometry)
     head = geometry.vocabulary_size * geometry.hidden_size
     arithmetic = 2 * (tokens * matrices + head_rows * head) / _FLOPS_PER_S[precision]

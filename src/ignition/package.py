@@ -20,16 +20,18 @@ from helios.engine.ports import PreparedProgram
 from helios.scheduler import Catalog, InvalidCatalogError, ProposalSource, ResourceConfig
 from ignition.capacity import resources_of
 from ignition.draft.errors import DraftError
+from ignition.draft.pair import DraftModel
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.package_errors import CudaUnavailableError, PackageError
 from ignition.package_manifest import (
     catalog_of,
     check_files,
     geometry_of,
+    model_geometry,
     pool_of,
     read_manifest,
 )
-from ignition.package_writer import DRAFT_NAME, WEIGHTS_NAME
+from ignition.package_writer import DRAFT_NAME, DRAFT_WEIGHTS_NAME, WEIGHTS_NAME
 from ignition.state import ServingState
 from ignition.weight_shapes import dense_shapes
 
@@ -182,13 +184,19 @@ def _open_native(parts: _Parts) -> Any:
     from ignition.programs.native import NativeModel  # noqa: PLC0415 - only native needs it.
     from ignition.programs.native_library import NativeLibraryError  # noqa: PLC0415 - the same.
 
-    libraries = [name for name in parts.manifest.files if name.endswith(".so")]
+    draft = parts.manifest.draft
+    own = None if draft is None else draft.library
+    libraries = [name for name in parts.manifest.files if name.endswith(".so") and name != own]
     if len(libraries) != 1:
-        raise PackageError("files", f"a native package has one .so file, this has {libraries}")
+        raise PackageError(
+            "files", f"a native package has one .so file of its model, this has {libraries}"
+        )
     kv_dtype = np.float16 if parts.manifest.precision == "int8" else np.float32
     arrays = read_weights(parts.directory / WEIGHTS_NAME)
     if not parts.needs_draft:
         arrays = {name: array for name, array in arrays.items() if not name.startswith(PREFIX)}
+    pair = _draft_model(parts)
+    layers = int(parts.needs_draft and pair is None)
     try:
         return NativeModel(
             geometry=parts.geometry,
@@ -196,10 +204,9 @@ def _open_native(parts: _Parts) -> Any:
             catalog=parts.catalog,
             arrays=arrays,
             library=parts.directory / libraries[0],
-            state=ServingState.allocate(
-                parts.geometry, parts.pool, kv_dtype, draft_layers=int(parts.needs_draft)
-            ),
+            state=ServingState.allocate(parts.geometry, parts.pool, kv_dtype, draft_layers=layers),
             threads=parts.threads,
+            pair=pair,
         )
     except NativeLibraryError as error:
         raise PackageError(f"files.{libraries[0]}", str(error)) from error
@@ -208,13 +215,16 @@ def _open_native(parts: _Parts) -> Any:
 def _open_eager(parts: _Parts) -> Any:
     import torch  # noqa: PLC0415 - opening a native package must not import it.
 
-    from ignition.draft.file import read_draft  # noqa: PLC0415 - only eager reads the file.
+    from ignition.draft.file import (  # noqa: PLC0415 - only eager reads the file.
+        DraftHead,
+        read_draft,
+    )
     from ignition.programs.eager import EagerModel  # noqa: PLC0415 - the same.
 
-    weights = _dense_weights(parts)
+    weights = _dense_weights(parts.directory / WEIGHTS_NAME, parts.geometry)
     try:
-        draft = None
-        if parts.needs_draft:
+        draft: DraftHead | DraftModel | None = _draft_model(parts)
+        if parts.needs_draft and draft is None:
             path, sha256 = parts.directory / DRAFT_NAME, parts.manifest.model.sha256
             draft = read_draft(path, parts.geometry, sha256)
         return EagerModel(
@@ -240,20 +250,38 @@ def _open_cuda(parts: _Parts) -> Any:
         geometry=parts.geometry,
         pool=parts.pool,
         catalog=parts.catalog,
-        weights=_dense_weights(parts),
+        weights=_dense_weights(parts.directory / WEIGHTS_NAME, parts.geometry),
     )
 
 
-def _dense_weights(parts: _Parts) -> Weights:
-    """Return the float32 weights of a package that is not native. Raises PackageError."""
-    weights = read_weights(parts.directory / WEIGHTS_NAME)
-    for name, shape in dense_shapes(parts.geometry).items():
+def _draft_model(parts: _Parts) -> DraftModel | None:
+    """Return the separate draft model of a package whose loaded programs propose with one.
+
+    Raises PackageError.
+    """
+    draft = parts.manifest.draft
+    if not parts.needs_draft or draft is None or draft.model is None:
+        return None
+    if DRAFT_WEIGHTS_NAME not in parts.manifest.files:
+        raise PackageError(f"files.{DRAFT_WEIGHTS_NAME}", "missing, and the draft model needs it")
+    geometry = model_geometry(draft.model, "draft.model")
+    path = parts.directory / DRAFT_WEIGHTS_NAME
+    if draft.library is None:
+        return DraftModel(geometry=geometry, arrays=_dense_weights(path, geometry))
+    library = parts.directory / draft.library
+    return DraftModel(geometry=geometry, arrays=read_weights(path), library=library)
+
+
+def _dense_weights(path: Path, geometry: ModelGeometry) -> Weights:
+    """Return the float32 weights of a model whose programs are not native. Raises PackageError."""
+    weights = read_weights(path)
+    for name, shape in dense_shapes(geometry).items():
         if name not in weights:
-            raise PackageError(f"files.{WEIGHTS_NAME}", f"tensor {name} is missing")
+            raise PackageError(f"files.{path.name}", f"tensor {name} is missing")
         array = weights[name]
         if array.shape != shape or array.dtype != np.float32:
             raise PackageError(
-                f"files.{WEIGHTS_NAME}",
+                f"files.{path.name}",
                 f"tensor {name} is {array.dtype}{list(array.shape)}, not float32{list(shape)}",
             )
     return weights

@@ -12,7 +12,14 @@ from typing import Final
 
 import msgspec
 
-from helios.engine.manifest import FORMAT_VERSION, MANIFEST_NAME, GraphEntry, Manifest, PoolEntry
+from helios.engine.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    GraphEntry,
+    Manifest,
+    ModelEntry,
+    PoolEntry,
+)
 from helios.scheduler import (
     Catalog,
     GraphDescriptor,
@@ -92,7 +99,7 @@ def _check_capacities(geometry: ModelGeometry, pool: PoolGeometry, catalog: Cata
 
 
 def _check_draft(manifest: Manifest) -> None:
-    """A program that proposes needs a head, and a head is for one model's hidden rows alone."""
+    """A program that proposes needs a draft, and a draft is for the package's own model alone."""
     draft, model = manifest.draft, manifest.model
     if draft is None:
         for graph in manifest.graphs:
@@ -111,6 +118,8 @@ def _check_draft(manifest: Manifest) -> None:
             f"the draft head is for {draft.target_sha256[:12]}, the package's {model.name} is "
             f"{model.sha256[:12]}: prepare it again with a head that was trained for it",
         )
+    if draft.model is not None:
+        _check_draft_model(manifest, draft.model, draft.library)
     if not 1 <= draft.token_count <= manifest.tokenizer.vocabulary_size:
         raise PackageError(
             "draft.token_count",
@@ -119,6 +128,24 @@ def _check_draft(manifest: Manifest) -> None:
     falling = (1.0, *draft.survivals, 0.0)
     if not all(above >= below for above, below in itertools.pairwise(falling)):
         raise PackageError("draft.survivals", f"must fall from 1 to 0, not {draft.survivals}")
+
+
+def _check_draft_model(manifest: Manifest, model: ModelEntry, library: str | None) -> None:
+    assert manifest.draft is not None
+    if model.sha256 != manifest.draft.sha256:
+        raise PackageError(
+            "draft.model.sha256", f"{model.sha256[:12]} is not the draft's {manifest.draft.sha256}"
+        )
+    size = model_geometry(model, "draft.model").vocabulary_size
+    if size != geometry_of(manifest).vocabulary_size:
+        raise PackageError(
+            "draft.model.geometry.vocabulary_size",
+            f"{size}, the package's model has {geometry_of(manifest).vocabulary_size}",
+        )
+    if (library is None) == (manifest.backend == "native"):
+        raise PackageError(
+            "draft.library", f"{library!r}, where native packages alone have a .so file for it"
+        )
 
 
 def _check_version(text: bytes) -> None:
@@ -152,6 +179,8 @@ def _check_names(manifest: Manifest) -> None:
     named = {"tokenizer.file": manifest.tokenizer.file}
     if manifest.tokenizer.chat_template is not None:
         named["tokenizer.chat_template"] = manifest.tokenizer.chat_template
+    if manifest.draft is not None and manifest.draft.library is not None:
+        named["draft.library"] = manifest.draft.library
     for field, name in named.items():
         if name not in manifest.files:
             raise PackageError(field, f"{name!r} is not among the files of the package")
@@ -159,15 +188,20 @@ def _check_names(manifest: Manifest) -> None:
 
 def geometry_of(manifest: Manifest) -> ModelGeometry:
     """Return the model's geometry. Raises PackageError, naming the field."""
-    entry = dict(manifest.model.geometry)
-    fields = {field.name: str(field.type) for field in dataclasses.fields(ModelGeometry)}
+    return model_geometry(manifest.model, "model")
+
+
+def model_geometry(model: ModelEntry, field: str) -> ModelGeometry:
+    """Return the geometry of a model entry, which is called `field` in errors (PackageError)."""
+    entry = dict(model.geometry)
+    fields = {each.name: str(each.type) for each in dataclasses.fields(ModelGeometry)}
     for name in entry.keys() - fields.keys():
-        raise PackageError(f"model.geometry.{name}", "unknown field")
+        raise PackageError(f"{field}.geometry.{name}", "unknown field")
     for name, type_name in fields.items():
         if name not in entry:
-            raise PackageError(f"model.geometry.{name}", "missing")
+            raise PackageError(f"{field}.geometry.{name}", "missing")
         if not _is_plausible(type_name, entry[name]):
-            raise PackageError(f"model.geometry.{name}", f"impossible value {entry[name]!r}")
+            raise PackageError(f"{field}.geometry.{name}", f"impossible value {entry[name]!r}")
     scaling = entry.pop("rope_scaling")
     pairs = tuple((k, float(v)) for k, v in scaling) if isinstance(scaling, list) else None
     return ModelGeometry(**entry, rope_scaling=pairs)  # type: ignore[arg-type]

@@ -41,6 +41,8 @@ TOKENIZER_NAME: Final = "tokenizer.json"
 TEMPLATE_NAME: Final = "chat_template.jinja"
 DRAFT_NAME: Final = "draft.safetensors"
 """The head's own file, in packages whose programs read it; native ones have it packed."""
+DRAFT_WEIGHTS_NAME: Final = "draft-weights.safetensors"
+"""The weights of a separate draft model, in the precision and layout of the package's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +100,11 @@ def write_package(
     threads: int,
     draft: DraftEntry | None = None,
 ) -> Manifest:
-    """Write the package around what is already in the directory: a library, a head's file.
+    """Write the package around what is already in the directory: libraries, a draft's files.
 
     Returns the manifest, which lists every file of the directory; `draft` goes into it.
     """
-    arrays = {name: np.ascontiguousarray(array) for name, array in weights.items()}
-    save_file(arrays, directory / WEIGHTS_NAME)
-    (directory / WEIGHTS_NAME).chmod(0o644)
+    write_weights(directory / WEIGHTS_NAME, weights)
     (directory / TOKENIZER_NAME).write_text(checkpoint.text.tokenizer_json, encoding="utf-8")
     if checkpoint.text.chat_template is not None:
         template = checkpoint.text.chat_template
@@ -114,6 +114,12 @@ def write_package(
     manifest = msgspec.structs.replace(manifest, draft=draft)
     write_manifest(directory, manifest)
     return manifest
+
+
+def write_weights(path: Path, weights: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """Write arrays by name, for everybody to read."""
+    save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, path)
+    path.chmod(0o644)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -135,7 +141,7 @@ def _manifest_of(
     return Manifest(
         format_version=FORMAT_VERSION,
         flare_version=__version__,
-        model=_model_entry(checkpoint),
+        model=model_entry(checkpoint),
         pool=PoolEntry(**dataclasses.asdict(plan.pool)),
         backend=plan.backend,
         precision=plan.precision,
@@ -152,7 +158,8 @@ def _manifest_of(
     )
 
 
-def _model_entry(checkpoint: Checkpoint) -> ModelEntry:
+def model_entry(checkpoint: Checkpoint) -> ModelEntry:
+    """Return what a manifest says of a model."""
     geometry = dataclasses.asdict(checkpoint.geometry)
     if geometry["rope_scaling"] is not None:
         geometry["rope_scaling"] = list(geometry["rope_scaling"])

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
-from helios.engine.manifest import DraftEntry, Manifest
+from helios.engine.manifest import Manifest
 from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
 from ignition.checkpoint import Checkpoint
-from ignition.draft.expected import expected_survivals
-from ignition.draft.file import DraftHead, read_draft
+from ignition.libraries import compiled_library, kernel_precision
 from ignition.measure import measure_programs
-from ignition.native.build import NativeBuildError, NoCompilerError, build_library, find_compiler
+from ignition.native.build import NativeBuildError, NoCompilerError, find_compiler
 from ignition.native.pack import pack
-from ignition.native.pack_draft import pack_draft
 from ignition.package import open_package
-from ignition.package_errors import PackageError
-from ignition.package_manifest import sha256_of
 from ignition.package_writer import (
-    DRAFT_NAME,
     CompiledLibrary,
     package_directory,
     write_manifest,
     write_package,
 )
+from ignition.prepare_draft import Draft, dense_weights, packaged_draft
 from ignition.sources import ModelSource, read_source
-from ignition.weight_shapes import dense_shapes
 
 STAGES: Final = (
     "download",
@@ -132,9 +125,9 @@ def prepare(
     progress: PrepareProgress,
     notice: Notice,
     threads: int | None = None,
-    draft: Path | None = None,
+    draft: Draft | None = None,
 ) -> Manifest:
-    """Read a model and prepare it, with the draft head of a file where programs propose.
+    """Read a model and prepare it, with a draft where programs propose.
 
     Raises what reading, planning, building or writing raises.
     """
@@ -156,17 +149,20 @@ def prepare_package(
     *,
     progress: PrepareProgress,
     threads: int | None = None,
-    draft: Path | None = None,
+    draft: Draft | None = None,
 ) -> Manifest:
     """Pack, compile, write, open and measure a plan; `destination` appears whole or not at all.
 
-    `draft` is the file of the head that programs with learned proposals use. Raises PackageError,
-    PackError, NativeBuildError or DraftError, the last for a head of another model.
+    `draft` is what proposes where programs do so: the file of a head, or a draft model. Raises
+    PackageError, PackError, NativeBuildError or DraftError, the last for one of another model.
     """
     threads = threads or usable_threads()
-    head = _head_of(checkpoint, plan, draft)
+    part, entry = packaged_draft(checkpoint, plan, draft), None
     with package_directory(destination) as directory:
-        weights, library = _build(checkpoint, plan, head, directory, progress)
+        weights, library = _build(checkpoint, plan, directory, progress)
+        if part is not None:
+            entry, arrays = part.add(directory, plan, checkpoint)
+            weights = {**weights, **arrays}
         progress("write", 0, 1)
         manifest = write_package(
             directory,
@@ -175,7 +171,7 @@ def prepare_package(
             weights=weights,
             library=library,
             threads=threads,
-            draft=None if head is None else head.entry,
+            draft=entry,
         )
         progress("write", 1, 1)
         manifest = _measured(directory, manifest, progress)
@@ -183,66 +179,25 @@ def prepare_package(
     return manifest
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """A draft head that goes into the package."""
-
-    path: Path
-    head: DraftHead
-    entry: DraftEntry
-
-
-def _head_of(checkpoint: Checkpoint, plan: CapacityPlan, draft: Path | None) -> _Head | None:
-    if not plan.needs_draft:
-        return None
-    if draft is None:
-        raise PackageError("draft", "learned proposals need the file of a draft head")
-    head = read_draft(draft, checkpoint.geometry, checkpoint.sha256)
-    entry = DraftEntry(
-        sha256=sha256_of(draft),
-        target_sha256=head.record.target_sha256,
-        token_count=len(head.token_ids),
-        survivals=expected_survivals(head.record.report),
-    )
-    return _Head(path=draft, head=head, entry=entry)
-
-
 def _build(
     checkpoint: Checkpoint,
     plan: CapacityPlan,
-    head: _Head | None,
     directory: Path,
     progress: PrepareProgress,
 ) -> tuple[Mapping[str, npt.NDArray[Any]], CompiledLibrary | None]:
-    """Return the weights in serving precision and the library, if this backend has one.
-
-    A head is packed with the weights, or its file put into the directory.
-    """
+    """Return the weights in serving precision and the library, if this backend has one."""
     progress("pack", 0, 1)
     if plan.backend != "native":
-        shapes = dense_shapes(plan.geometry)
-        weights = {name: np.asarray(checkpoint.float32(name), np.float32) for name in shapes}
-        if head is not None:
-            shutil.copyfile(head.path, directory / DRAFT_NAME)
+        weights = dense_weights(checkpoint)
         progress("pack", 1, 1)
         return weights, None
 
-    precision: Literal["int8", "fp32"] = "fp32" if plan.precision == "fp32" else "int8"
-    packed = pack(checkpoint, precision)
-    packed |= {} if head is None else pack_draft(checkpoint, head.head, precision)
+    packed = pack(checkpoint, kernel_precision(plan.precision))
     progress("pack", 1, 1)
     progress("compile", 0, 1)
-    library = _compile(plan, directory)
+    library = compiled_library(directory, "programs", plan.geometry, plan.pool, plan.precision)
     progress("compile", 1, 1)
     return packed, library
-
-
-def _compile(plan: CapacityPlan, directory: Path) -> CompiledLibrary:
-    precision: Literal["int8", "fp32"] = "fp32" if plan.precision == "fp32" else "int8"
-    built = build_library(plan.geometry, plan.pool, precision, directory / "programs.so")
-    named = directory / f"programs-{sha256_of(built.path)[:12]}.so"
-    built.path.rename(named)
-    return CompiledLibrary(name=named.name, cpu_features=built.features, compiler=built.compiler)
 
 
 def _measured(directory: Path, manifest: Manifest, progress: PrepareProgress) -> Manifest:

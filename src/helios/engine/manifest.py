@@ -96,17 +96,21 @@ class MachineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The draft head that programs with learned proposals use."""
+    """What proposes in programs with learned proposals: a draft head, or a model of its own."""
 
     sha256: str
-    """Of the head's file."""
+    """Of the head's file, or of the draft model's source weights."""
     target_sha256: str
-    """Of the source weights that it was trained for; those of the package's own model."""
+    """Of the source weights that it proposes for; those of the package's own model."""
     token_count: int
     """Tokens that it can propose."""
     survivals: tuple[float, ...] = ()
-    """How often its first 1, 2, ... proposals are expected to be all accepted, by the report of its
-    training; where a server's estimates start."""
+    """How often its first 1, 2, ... proposals are expected to be all accepted, by the report of a
+    head's training; where a server's estimates start."""
+    model: ModelEntry | None = None
+    """The separate draft model; None: a head."""
+    library: str | None = None
+    """The .so file of the draft model's geometry, in native packages."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

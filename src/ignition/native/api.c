@@ -44,7 +44,7 @@ EXPORT void ign_destroy(model *m) {
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
     if (m->weights) munmap(m->weights, m->weight_bytes);
     free_draft(&m->draft);
-    pool_destroy(m->pool);
+    if (!m->borrows_pool) pool_destroy(m->pool);
     free(m);
 }
 

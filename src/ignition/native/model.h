@@ -124,6 +124,7 @@ typedef struct {
     scratch scratch;
     draft draft;
     pool *pool;
+    int borrows_pool; /* it is another model's */
     uint8_t *thread_memory; /* one arena per thread */
     int64_t arena_bytes;
     uint8_t *weights; /* copies of all matrices and vectors, on large pages where they exist */

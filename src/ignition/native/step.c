@@ -301,12 +301,18 @@ static void list_tiles(step *s, attention_tile *list) {
     s->heads_per_unit = is_enough ? KV_HEADS : 1;
 }
 
-static void run_layer(step *s) {
+/* Keys and values of a layer, and the queries. */
+static void append_layer(step *s) {
     const matrix *w = s->layer->weights;
-    int units = s->tiles * (KV_HEADS / s->heads_per_unit);
     run_rows(s, attention_norm_task);
     run_phase(s, qkv_task, pairs_of(w + MATRIX_Q) + 2 * pairs_of(w + MATRIX_K), 6);
     run_rows(s, rotate_task);
+}
+
+static void run_layer(step *s) {
+    const matrix *w = s->layer->weights;
+    int units = s->tiles * (KV_HEADS / s->heads_per_unit);
+    append_layer(s);
     run_phase(s, attention_task, units, units);
 #ifndef IGN_FLOAT32
     run_rows(s, quantise_attention_task);
@@ -317,16 +323,29 @@ static void run_layer(step *s) {
     run_phase(s, down_task, pairs_of(w + MATRIX_DOWN), 6);
 }
 
+/* The first `count` layers. */
+static void run_first_layers(step *s, int count) {
+    list_tiles(s, (attention_tile *)s->m->scratch.tiles);
+    run_rows(s, embed_task);
+    for (int i = 0; i < count; i++) {
+        s->layer = &s->m->layers[i];
+        s->index = i;
+        run_layer(s);
+    }
+}
+
 void run_layers(model *m) {
     step s = {.m = m};
-    list_tiles(&s, (attention_tile *)m->scratch.tiles);
-    run_rows(&s, embed_task);
-    for (int i = 0; i < LAYERS; i++) {
-        s.layer = &m->layers[i];
-        s.index = i;
-        run_layer(&s);
-    }
+    run_first_layers(&s, LAYERS);
     if (m->draft.token_ids) absorb(m);
+}
+
+void append_layers(model *m) {
+    step s = {.m = m};
+    run_first_layers(&s, LAYERS - 1);
+    s.layer = &m->layers[LAYERS - 1];
+    s.index = LAYERS - 1;
+    append_layer(&s);
 }
 
 /* ---- The draft's layer ---- */
@@ -368,10 +387,7 @@ void run_draft_layer(model *m, int is_whole) {
         list_tiles(&s, (attention_tile *)x->tiles);
         run_layer(&s);
     } else {
-        const matrix *w = s.layer->weights;
-        run_rows(&s, attention_norm_task);
-        run_phase(&s, qkv_task, pairs_of(w + MATRIX_Q) + 2 * pairs_of(w + MATRIX_K), 6);
-        run_rows(&s, rotate_task);
+        append_layer(&s);
     }
     x->hidden = kept;
 }

@@ -11,6 +11,9 @@ int64_t arena_bytes(void);
  * tokens of one request row must be neighbours in the batch, at consecutive positions. */
 void run_layers(model *m);
 
+/* As run_layers, for its keys and values alone: of the last layer nothing else is computed. */
+void append_layers(model *m);
+
 /* Raw logits of `count` hidden rows starting at `first` into scratch.logits. */
 void run_head(model *m, int first, int count);
 

@@ -9,7 +9,7 @@ whichever program put it there, and the row of a request has nothing more to kee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -89,17 +89,25 @@ class DraftContext:
         return self.token_ids.index_select(0, best), chance
 
 
+class Absorber(Protocol):
+    """A draft that keeps a context of its own: a head, or a model."""
+
+    def absorb(self, groups: Sequence[StepInputs], hidden: Tensor) -> None:
+        """Keep what later proposals need of the tokens that were fed, and of their hidden rows."""
+        ...
+
+
 class DraftingDecoder:
     """Stands in for the target's decoder: whatever program feeds tokens, their entries are kept."""
 
-    def __init__(self, decoder: LlamaDecoder, draft: DraftContext) -> None:
+    def __init__(self, decoder: LlamaDecoder, draft: Absorber) -> None:
         self._decoder = decoder
         self._draft = draft
         self.geometry = decoder.geometry
         self.tiling = decoder.tiling
 
     @classmethod
-    def of(cls, decoder: LlamaDecoder, draft: DraftContext) -> LlamaDecoder:
+    def of(cls, decoder: LlamaDecoder, draft: Absorber) -> LlamaDecoder:
         """Return one as what the steps take."""
         return cast(LlamaDecoder, cls(decoder, draft))
 

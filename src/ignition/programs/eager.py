@@ -19,6 +19,7 @@ from helios.engine.ports import Frame, LaneOutput, Sidecar
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
 from ignition.draft.errors import DraftError
 from ignition.draft.file import DraftHead
+from ignition.draft.pair import DraftModel
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
 from ignition.programs.buffers import (
@@ -45,6 +46,7 @@ from ignition.programs.frames import (
     read_frame,
 )
 from ignition.programs.mixed_step import mixed_step
+from ignition.programs.pair_step import PairContext, pair_propose_step
 from ignition.programs.steps import (
     StepContext,
     decode_step,
@@ -159,7 +161,11 @@ class EagerProgram:
             return
         model = self._model
         assert model.draft is not None
-        propose_step(model.context, model.draft, self._tensors, block_count=self._block_count())
+        blocks = self._block_count()
+        if isinstance(model.draft, PairContext):
+            pair_propose_step(model.context, model.draft, self._tensors, block_count=blocks)
+        else:
+            propose_step(model.context, model.draft, self._tensors, block_count=blocks)
         if is_dealt(self._descriptor):
             deal_step(model.context, self._tensors, packed_rows=self._descriptor.rows)
 
@@ -214,8 +220,8 @@ class EagerModel:
     """Every program of a catalog in eager PyTorch, over one serving state.
 
     `weights` maps canonical names to float32 tensors. PyTorch's thread count is process-wide and
-    set here when `threads` is given. With a `draft` every program keeps the draft context; programs
-    with learned proposals need one (DraftError).
+    set here when `threads` is given. With a `draft`, a head or a model of its own, every program
+    keeps the draft context; programs with learned proposals need one (DraftError).
     """
 
     def __init__(
@@ -226,7 +232,7 @@ class EagerModel:
         catalog: Catalog,
         weights: Mapping[str, Tensor],
         threads: int | None = None,
-        draft: DraftHead | None = None,
+        draft: DraftHead | DraftModel | None = None,
     ) -> None:
         needs_draft = [g.name for g in catalog.graphs if g.source is ProposalSource.LEARNED]
         if needs_draft and draft is None:
@@ -243,10 +249,18 @@ class EagerModel:
             tiling=CPU_TILING,
             context_length_tokens=pool.pages_per_row * pool.page_size_tokens,
         )
-        self.draft: DraftContext | None = None
-        if draft is not None:
+        self.draft: DraftContext | PairContext | None = None
+        tokens = self.state.keys.shape[1]
+        if isinstance(draft, DraftModel):
+            self.draft = PairContext(
+                draft,
+                tiling=CPU_TILING,
+                context_length_tokens=decoder.context_length_tokens,
+                pool_tokens=tokens,
+            )
+        elif draft is not None:
             self.draft = DraftContext(
-                draft, decoder, weights, tiling=CPU_TILING, pool_tokens=self.state.keys.shape[1]
+                draft, decoder, weights, tiling=CPU_TILING, pool_tokens=tokens
             )
         self.context = StepContext(
             decoder=decoder if self.draft is None else DraftingDecoder.of(decoder, self.draft),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from helios.engine.ports import Frame, LaneOutput, Sidecar
 from helios.scheduler import Catalog, GraphDescriptor, GraphKind, ProposalSource
+from ignition.draft.pair import DraftModel
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native.pack import MATRICES, VECTORS
 from ignition.native.pack_draft import LAYER_VECTORS, PREFIX, TOKEN_IDS
@@ -30,6 +31,7 @@ from ignition.programs.buffers import (
     is_dealt,
     is_mixed,
     is_round,
+    is_single_step,
     prompt_capacity,
 )
 from ignition.programs.frames import (
@@ -52,16 +54,14 @@ from ignition.programs.native_library import (
     rotary_tables,
     state_record,
 )
+from ignition.programs.native_pair import NativePair
+from ignition.programs.native_weights import WeightSetter, matrix_shape, weight_bytes
 from ignition.state import ServingState
 
 Array = npt.NDArray[Any]
 _Record = TypeVar("_Record", LaneRecord, PromptRecord, RoundRecord, ScoreRecord)
 
 _GENERATING: Final = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
-_KIND_NUMBERS: Final = {"q4": 0, "q8": 1, "f32": 2}
-_EMBEDDING: Final = len(MATRICES)
-_HEAD: Final = len(MATRICES) + 1
-_FINAL_NORM: Final = len(VECTORS)
 
 
 class NativeModel:
@@ -69,7 +69,8 @@ class NativeModel:
 
     `arrays` is what `ignition.native.pack.pack` returned (possibly mapped from disk). With those of
     `pack_draft` among them every program keeps the draft context, in a layer more of the state's
-    pools; programs with learned proposals need it. The weights are copied to memory with large
+    pools; with a `pair`, a separate draft model, they keep its context in pools of its own.
+    Programs with learned proposals need one of the two. The weights are copied to memory with large
     pages; the state is kept alive. Raises NativeLibraryError when library, arrays, catalog and
     state do not fit together, and when memory or threads cannot be had.
     """
@@ -84,6 +85,7 @@ class NativeModel:
         library: Path,
         state: ServingState,
         threads: int,
+        pair: DraftModel | None = None,
     ) -> None:
         if threads < 1:
             raise NativeLibraryError(f"threads must be at least 1, not {threads}")
@@ -94,15 +96,17 @@ class NativeModel:
         self.library = open_library(library, geometry, pool)
         _check_state(state, pool, is_float32=is_float32(self.library))
         self._tables = rotary_tables(geometry, pool.pages_per_row * pool.page_size_tokens)
-        weight_bytes = sum(-(-array.nbytes // 64) * 64 for array in arrays.values())
-        self.handle = self._create(threads, weight_bytes)
+        self.handle = self._create(threads, weight_bytes(arrays))
         self._finalizer = weakref.finalize(self, self.library.ign_destroy, self.handle)
-        self._set_weights({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        WeightSetter(self.library, self.handle, geometry).set_all(arrays)
+        self.pair = None if pair is None else self._open_pair(pair, threads)
         self.draft = self._open_draft(arrays)
         self.programs = tuple(NativeProgram(self, graph) for graph in catalog.graphs)
 
     def close(self) -> None:
         """Stop the threads and free the scratch memory; no program may run afterwards."""
+        if self.pair is not None:
+            self.pair.close()
         self._finalizer()
 
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
@@ -135,30 +139,21 @@ class NativeModel:
             )
         return int(handle)
 
-    def _set_weights(self, arrays: Mapping[str, Array]) -> None:
-        """Copy the weights in the order in which a step reads them."""
-        hidden = self.geometry.hidden_size
-        vocabulary = self.geometry.vocabulary_size
-        for layer in range(self.geometry.layer_count):
-            for which, name in enumerate(VECTORS):
-                size = _vector_size(self.geometry, name)
-                if size:
-                    self._set_vector(arrays, layer, which, f"layers.{layer}.{name}", size)
-            for which, name in enumerate(MATRICES):
-                shape = _matrix_shape(self.geometry, name)
-                self._set_matrix(arrays, layer, which, f"layers.{layer}.{name}", shape)
-        self._set_vector(arrays, 0, _FINAL_NORM, "norm", hidden)
-        self._set_matrix(arrays, 0, _EMBEDDING, "embed", (vocabulary, hidden))
-        if self.geometry.tied_embeddings:
-            self.library.ign_tie_head(self.handle)
-        else:
-            self._set_matrix(arrays, 0, _HEAD, "head", (vocabulary, hidden))
+    def _open_pair(self, pair: DraftModel, threads: int) -> NativePair:
+        return NativePair(
+            pair,
+            pool=self.pool,
+            state=self.state,
+            graphs=self.catalog.graphs,
+            target=(self.library, self.handle),
+            threads=threads,
+        )
 
     def _open_draft(self, arrays: Mapping[str, Array]) -> NativeDraft | None:
         """Hand the library the head that the arrays hold, if there is one."""
         if TOKEN_IDS not in arrays:
             for graph in self.catalog.graphs:
-                if graph.source is ProposalSource.LEARNED:
+                if graph.source is ProposalSource.LEARNED and self.pair is None:
                     raise NativeLibraryError(f"{graph.name} needs a draft head, and none is given")
             return None
         layers = self.geometry.layer_count
@@ -167,12 +162,13 @@ class NativeModel:
                 f"the pools have {len(self.state.keys)} layers, with a draft they need {layers + 1}"
             )
         kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        weights = WeightSetter(self.library, self.handle, self.geometry)
         for name in LAYER_VECTORS:
             which, size = VECTORS.index(name), self.geometry.hidden_size
-            self._set_vector(kept, layers, which, PREFIX + name, size)
+            weights.set_vector(kept, layers, which, PREFIX + name, size)
         for which, name in enumerate(MATRICES):
-            shape = _matrix_shape(self.geometry, name)
-            self._set_matrix(kept, layers, which, PREFIX + name, shape)
+            shape = matrix_shape(self.geometry, name)
+            weights.set_matrix(kept, layers, which, PREFIX + name, shape)
         return NativeDraft(
             self.library,
             self.handle,
@@ -181,72 +177,6 @@ class NativeModel:
             pool_tokens=self.state.keys.shape[1],
             lanes=max(graph.batch_capacity for graph in self.catalog.graphs),
         )
-
-    def _set_matrix(
-        self, arrays: Mapping[str, Array], layer: int, which: int, name: str, of: tuple[int, int]
-    ) -> None:
-        rows, inputs = of[0], -(-of[1] // 32) * 32
-        for kind, number in _KIND_NUMBERS.items():
-            array = arrays.get(f"{name}.{kind}")
-            if array is None:
-                continue
-            if (kind == "f32") != is_float32(self.library):
-                raise NativeLibraryError(f"{name}.{kind} is of another precision than the library")
-            shape = (-(-rows // 8), inputs // 32 * _BLOCK_BYTES[kind])
-            if array.shape != shape or array.dtype != np.uint8:
-                raise NativeLibraryError(
-                    f"{name}.{kind} is {array.dtype} {array.shape}, expected uint8 {shape}"
-                )
-            address = array.ctypes.data
-            self.library.ign_set_matrix(self.handle, layer, which, number, rows, inputs, address)
-            return
-        raise NativeLibraryError(f"the package has no weights {name}")
-
-    def _set_vector(
-        self, arrays: Mapping[str, Array], layer: int, which: int, name: str, size: int
-    ) -> None:
-        array = arrays.get(name)
-        if array is None:
-            raise NativeLibraryError(f"the package has no weights {name}")
-        if array.shape != (size,) or array.dtype != np.float32:
-            raise NativeLibraryError(
-                f"{name} is {array.dtype} {array.shape}, expected float32 ({size},)"
-            )
-        self.library.ign_set_vector(self.handle, layer, which, size, array.ctypes.data)
-
-
-_BLOCK_BYTES: Final = {"q4": 160, "q8": 272, "f32": 1024}
-"""Bytes of one block of 32 inputs in a panel of eight rows (panel.h)."""
-
-
-def _matrix_shape(geometry: ModelGeometry, name: str) -> tuple[int, int]:
-    hidden, ffn = geometry.hidden_size, geometry.ffn_size
-    query_width = geometry.query_heads * geometry.head_size
-    shapes = {
-        "q": (query_width, hidden),
-        "k": (geometry.kv_width, hidden),
-        "v": (geometry.kv_width, hidden),
-        "o": (hidden, query_width),
-        "gate": (ffn, hidden),
-        "up": (ffn, hidden),
-        "down": (hidden, ffn),
-    }
-    return shapes[name]
-
-
-def _vector_size(geometry: ModelGeometry, name: str) -> int:
-    """Elements of a layer vector; zero when this family has no such vector."""
-    bias = geometry.attention_bias
-    sizes = {
-        "attn_norm": geometry.hidden_size,
-        "ffn_norm": geometry.hidden_size,
-        "q_bias": geometry.query_heads * geometry.head_size * bias,
-        "k_bias": geometry.kv_width * bias,
-        "v_bias": geometry.kv_width * bias,
-        "q_norm": geometry.head_size * geometry.qk_norm,
-        "k_norm": geometry.head_size * geometry.qk_norm,
-    }
-    return sizes[name]
 
 
 def _no_page(graph: GraphDescriptor, row: int) -> ReplayError:
@@ -287,6 +217,10 @@ class NativeProgram:
         if is_dealt(descriptor):
             # The host asks for ceilings; what is fed is what the program gives.
             self._round.query_lengths = self._buffers["offered"].ctypes.data
+        if is_single_step(descriptor):
+            # A single step is what a round of one target row is; a draft model sees it as one.
+            self._ones = np.ones(descriptor.batch_capacity, np.int32)
+            self._round.query_lengths = self._ones.ctypes.data
         self._prompt = _addresses(PromptRecord(), self._buffers)
         self._scores = _addresses(ScoreRecord(), self._buffers)
         self._following = np.full(prompt_capacity(descriptor), -1, np.int32)
@@ -368,6 +302,10 @@ class NativeProgram:
         handle, lanes = model.handle, ctypes.byref(self._lanes)
         if self._descriptor.source is ProposalSource.LEARNED:
             self._propose()
+        elif model.pair is not None:
+            self._check_lane(model.pair.absorb(self._round, self._prompt_lane()))
+        if is_mixed(self._descriptor) and self._prompt_lane() >= 0:
+            self._absorb_prompt(int(rows[self._prompt_lane()]))
         if is_mixed(self._descriptor):
             lane = self._mix()
         elif is_round(self._descriptor):
@@ -378,19 +316,41 @@ class NativeProgram:
             raise _no_page(self._descriptor, rows[lane])
 
     def _propose(self) -> None:
-        """Fill in the proposals of every lane, and deal the rows of a program that does so."""
+        """Fill in the proposals of every lane, and deal the rows of a program that does so.
+
+        A separate draft model also absorbs all that may be fed.
+        """
         model, buffers = self._model, self._buffers
-        assert model.draft is not None
-        confidence = buffers.get("confidence")
-        lane = model.draft.propose(self._asked, buffers["proposals"], confidence)
-        if lane >= 0:
-            raise _no_page(self._descriptor, buffers["rows"][lane])
+        proposals, confidence = buffers["proposals"], buffers.get("confidence")
+        if model.pair is not None:
+            lane = model.pair.propose(self._asked, proposals, confidence, self._prompt_lane())
+        else:
+            assert model.draft is not None
+            lane = model.draft.propose(self._asked, proposals, confidence)
+        self._check_lane(lane)
         if is_dealt(self._descriptor):
             asked, rows = ctypes.byref(self._asked), self._descriptor.rows
             offered = buffers["offered"].ctypes.data
             model.library.ign_deal(
                 model.handle, asked, rows, buffers["confidence"].ctypes.data, offered
             )
+
+    def _check_lane(self, lane: int) -> None:
+        """Raise ReplayError for a lane that has no page for what it is fed; -1 is none."""
+        if lane >= 0:
+            raise _no_page(self._descriptor, self._buffers["rows"][lane])
+
+    def _prompt_lane(self) -> int:
+        """Return the lane that consumes a prompt's chunk beside others, -1 for none."""
+        return int(self._buffers["prefill_row"][0]) if is_mixed(self._descriptor) else -1
+
+    def _absorb_prompt(self, row: int) -> None:
+        """Let a draft model consume the chunk of a prompt."""
+        if self._model.pair is None:
+            return
+        buffers = self._buffers
+        tokens = buffers["token_ids"][: int(buffers["count"][0])]
+        self._model.pair.consume(row, int(buffers["position"][0]), tokens)
 
     def _mix(self) -> int:
         """Replay a mixed step; return the lane that it refuses, -1 for none."""
@@ -408,6 +368,7 @@ class NativeProgram:
         return int(lane)
 
     def _prefill(self) -> None:
+        self._absorb_prompt(int(self._buffers["rows"][0]))
         self._model.library.ign_prefill(
             self._model.handle,
             *self._prompt_arguments(),
@@ -417,6 +378,7 @@ class NativeProgram:
         )
 
     def _scored_prefill(self) -> None:
+        self._absorb_prompt(int(self._buffers["rows"][0]))
         self._model.library.ign_scored_prefill(
             self._model.handle,
             *self._prompt_arguments(),
