@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from flare.compose import Decoding
+from flare.drafts import draft_source, names_model
 from flare.errors import FlareError
 from flare.options import SpeculationMode
 from flare.request import SOURCES, PackageRequest
-from helios.engine.manifest import Manifest
+from helios.engine.manifest import DraftEntry, Manifest
 from helios.scheduler import DecodeMode, ProposalSource, SpeculationConfig
 from ignition.package_manifest import sha256_of
 from ignition.purposes import SOURCE_WORDS
+from ignition.sources import summarize_source
 
 
 def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMode) -> Decoding:
@@ -116,10 +118,20 @@ def check_draft(manifest: Manifest, request: PackageRequest) -> None:
     if request.draft is None:
         return
     held = None if manifest.draft is None else manifest.draft.sha256
-    named = sha256_of(request.draft)
+    is_model = names_model(request.draft)
+    if is_model:
+        named = summarize_source(draft_source(request.draft)).sha256
+    else:
+        named = sha256_of(request.draft)
     if held != named:
-        other = "no draft head" if held is None else f"the draft head {held[:12]}"
+        other = "no draft" if manifest.draft is None else f"the draft {_title(manifest.draft)}"
+        kind = "model" if is_model else "file"
         raise FlareError(
-            f"--draft: the package has {other}, the file {request.draft.name} is {named[:12]}; "
+            f"--draft: the package has {other}, the {kind} {request.draft.name} is {named[:12]}; "
             "prepare it again with `flare prepare --draft`"
         )
+
+
+def _title(draft: DraftEntry) -> str:
+    kind = "head" if draft.model is None else f"model {draft.model.name}"
+    return f"{kind} {draft.sha256[:12]}"

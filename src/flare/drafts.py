@@ -1,4 +1,4 @@
-"""Finds the draft head of a model: the file that was named, the project's own, or a trained one."""
+"""Finds what proposes for a model: the draft that was named, or the head that belongs to it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,48 @@ import dataclasses
 from pathlib import Path
 
 from flare.errors import FlareError
+from flare.models import find_model
 from flare.request import PackageRequest
+from ignition.capacity import CapacityPlan
+from ignition.checkpoint import Checkpoint
 from ignition.draft.file import HEAD_NAME, read_draft
+from ignition.draft.pair import Speaker, check_pair
 from ignition.draft.shipped import shipped_draft
-from ignition.fetch import cache_directory
+from ignition.fetch import KNOWN_MODELS, cache_directory
 from ignition.package_manifest import sha256_of
-from ignition.sources import ModelSummary
+from ignition.sources import (
+    ModelSource,
+    ModelSummary,
+    SourceError,
+    read_source,
+    read_source_text,
+    resolve,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FoundHead:
-    """A head that was read and fits its model."""
+class FoundDraft:
+    """A draft that was looked at and fits its target: a head's file, or a separate model."""
 
-    path: Path
     sha256: str
-    token_count: int
-    """Tokens that it can propose."""
+    """Of the head's file, or of the draft model's weights."""
+    title: str
+    """What to call it before a person."""
+    path: Path | None = None
+    """The head's file."""
+    head_tokens: int = 0
+    """Tokens that the head can propose."""
+    source: ModelSource | None = None
+    model: ModelSummary | None = None
+    """The separate model and where it is read from."""
+
+    def read(self) -> Path | Checkpoint:
+        """Return what preparing takes: the head's file, or the draft model. Raises what reading a
+        model raises."""
+        if self.source is not None:
+            return read_source(self.source)
+        assert self.path is not None
+        return self.path
 
 
 def training_directory(name: str, target_sha256: str) -> Path:
@@ -29,17 +55,67 @@ def training_directory(name: str, target_sha256: str) -> Path:
     return cache_directory() / "drafts" / f"{name}-{target_sha256[:12]}"
 
 
-def find_head(request: PackageRequest, model: ModelSummary) -> FoundHead | None:
-    """Return the head for a model; None where no learned proposals are asked for.
+def planned_with(
+    request: PackageRequest, model: ModelSummary, draft: FoundDraft | None
+) -> CapacityPlan:
+    """Return the plan of a model and its draft. Raises CapacityError naming the option."""
+    if draft is None:
+        return request.plan(model.geometry)
+    pair = None if draft.model is None else draft.model.geometry
+    return request.plan(model.geometry, head_tokens=draft.head_tokens, draft_model=pair)
 
-    Raises FlareError when there is none, and DraftError for one that cannot be read or belongs to
-    another model.
+
+def find_draft(
+    request: PackageRequest, source: ModelSource, model: ModelSummary
+) -> FoundDraft | None:
+    """Return the draft for a model; None where no learned proposals are asked for.
+
+    Raises FlareError when there is none, DraftError for one that cannot be read or belongs to
+    another model, and what reading a model raises for one that is no model of a known family.
     """
     if not request.learned_tokens:
         return None
+    if request.draft is not None and names_model(request.draft):
+        return _find_pair(request.draft, source, model)
     path = request.draft or _known_head(model)
     head = read_draft(path, model.geometry, model.sha256)
-    return FoundHead(path=path, sha256=sha256_of(path), token_count=len(head.token_ids))
+    return FoundDraft(
+        sha256=sha256_of(path),
+        title=f"the draft head {path}",
+        path=path,
+        head_tokens=len(head.token_ids),
+    )
+
+
+def names_model(draft: Path) -> bool:
+    """Whether what --draft names is a model. A head is a file whose name ends neither in .gguf nor
+    in .whl; what is missing is taken for one when it ends in .safetensors."""
+    if str(draft) in KNOWN_MODELS or draft.suffix.lower() in (".gguf", ".whl"):
+        return True
+    return not draft.is_file() and draft.suffix.lower() != ".safetensors"
+
+
+def draft_source(draft: Path) -> ModelSource:
+    """Return where a draft model is read from. Raises FlareError with what would be accepted."""
+    try:
+        return resolve(str(draft))
+    except SourceError as error:
+        raise FlareError(f"--draft: {error}; or the file of a draft head (.safetensors)") from error
+
+
+def _find_pair(draft: Path, source: ModelSource, model: ModelSummary) -> FoundDraft:
+    own, summary = find_model(draft_source(draft).location)
+    speakers = [
+        Speaker(each.name, each.geometry.vocabulary_size, read_source_text(where))
+        for each, where in ((model, source), (summary, own))
+    ]
+    check_pair(*speakers)
+    return FoundDraft(
+        sha256=summary.sha256,
+        title=f"the draft model {summary.name}",
+        source=own,
+        model=summary,
+    )
 
 
 def _known_head(model: ModelSummary) -> Path:
@@ -51,5 +127,5 @@ def _known_head(model: ModelSummary) -> Path:
         return trained
     raise FlareError(
         f"--speculation: there is no draft head for {model.name} yet; train one with "
-        "`flare train-draft`, or name its file with --draft"
+        "`flare train-draft`, or name its file or a smaller model with --draft"
     )

@@ -188,7 +188,7 @@ SpeculationOption = Annotated[
         rich_help_panel=_SPECULATION,
         help="Propose tokens and check several at once; the output stays the same, token by token. "
         "copy: what followed the same words before, so that answers which repeat their prompt come "
-        "up to several times faster; learned: what a trained draft head proposes; both "
+        "up to several times faster; learned: what a draft head or a smaller model proposes; both "
         "(default: learned with --draft, else copy with native programs and off with others).",
     ),
 ]
@@ -197,8 +197,9 @@ DraftOption = Annotated[
     typer.Option(
         "--draft",
         rich_help_panel=_SPECULATION,
-        help="The draft head's file for learned proposals (default: the one that comes with flare, "
-        "or that `flare train-draft` has left in the cache).",
+        help="What makes learned proposals: the file of a draft head (default: the one that comes "
+        "with flare, or that `flare train-draft` has left in the cache), or a smaller model with "
+        "the same tokenizer, such as smaller-model.gguf or a Hugging Face directory.",
     ),
 ]
 SpeculationModeOption = Annotated[

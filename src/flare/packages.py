@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import TaskID
 
 from flare.console import notices, step_progress
-from flare.drafts import FoundHead
+from flare.drafts import FoundDraft
 from flare.request import PackageRequest
 from helios import __version__
 from helios.engine.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest
@@ -32,7 +32,7 @@ def is_package(path: Path) -> bool:
 
 
 def default_directory(
-    model: ModelSummary, plan: CapacityPlan, head: FoundHead | None = None
+    model: ModelSummary, plan: CapacityPlan, draft: FoundDraft | None = None
 ) -> Path:
     """Return where a package lies unless the person says otherwise.
 
@@ -46,8 +46,8 @@ def default_directory(
         "machine": [platform.machine(), *sorted(machine_features())],
         "versions": [__version__, FORMAT_VERSION, _kernel_digest()],
     }
-    if head is not None:
-        key["draft"] = head.sha256
+    if draft is not None:
+        key["draft"] = draft.sha256
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     name = f"{model.name}-{plan.precision}-{plan.backend}-{digest}"
     return cache_directory() / "packages" / name
@@ -77,15 +77,15 @@ def prepare(
     plan: CapacityPlan,
     request: PackageRequest,
     directory: Path,
-    head: FoundHead | None,
+    draft: FoundDraft | None,
 ) -> Manifest:
     """Prepare a package with a progress bar. Raises PackageError, CheckpointError, OSError."""
     notices().print(
         f"preparing {source.name} ({plan.precision}, {plan.backend}, "
         f"{len(plan.programs)} programs, about {plan.prepare_s:.0f} s) in {directory}"
     )
-    if head is not None:
-        notices().print(escape(f"with the draft head {head.path}"), soft_wrap=True)
+    if draft is not None:
+        notices().print(escape(f"with {draft.title}"), soft_wrap=True)
     for note in plan.notes:
         notices().print(escape(note))
     with step_progress() as bars:
@@ -105,5 +105,5 @@ def prepare(
             directory,
             threads=request.threads,
             progress=report,
-            draft=None if head is None else head.path,
+            draft=None if draft is None else draft.read(),
         )

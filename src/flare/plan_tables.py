@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from helios.engine.manifest import DraftEntry, Manifest
-from ignition.capacity import CapacityPlan, MemoryPlan
+from ignition.capacity import CapacityPlan
 
 _NAME: Final = re.compile(r"(.*?)-([bc])(\d+)(.*)")
 """Kind, letter and number of the capacity that programs differ by first, and what follows."""
@@ -34,7 +34,7 @@ def plan_tables(name: str, plan: CapacityPlan, *, with_buffers: bool) -> Rendera
         f"{pool.page_size_tokens} tokens; preparing takes about {plan.prepare_s:.0f} s"
     )
     notes = [Text(f"note: {note}") for note in plan.notes]
-    parts: list[RenderableType] = [Text(headline), *notes, _programs(plan), _memory(plan.memory)]
+    parts: list[RenderableType] = [Text(headline), *notes, _programs(plan), _memory(plan)]
     if with_buffers:
         parts.append(_buffers(plan))
     return Group(*parts)
@@ -65,7 +65,8 @@ def _programs(plan: CapacityPlan) -> Table:
     return table
 
 
-def _memory(memory: MemoryPlan) -> Table:
+def _memory(plan: CapacityPlan) -> Table:
+    memory, draft = plan.memory, plan.draft_memory
     table = Table(title="Memory", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("use")
     table.add_column("size", justify="right")
@@ -76,6 +77,11 @@ def _memory(memory: MemoryPlan) -> Table:
     table.add_row("workspace", size_text(memory.workspace_bytes))
     table.add_section()
     table.add_row("together", size_text(memory.total_bytes))
+    if draft is not None:
+        table.add_section()
+        table.add_row("of which the draft model: weights", size_text(draft.weights_bytes))
+        table.add_row("its keys and values of the pages", size_text(draft.kv_bytes))
+        table.add_row("its workspace", size_text(draft.workspace_bytes))
     return table
 
 
@@ -100,7 +106,8 @@ def manifest_tables(manifest: Manifest) -> RenderableType:
     table.add_row("precision", f"{manifest.precision} on {manifest.backend}")
     table.add_row("capacity", capacity_line(manifest))
     if manifest.draft is not None:
-        table.add_row("draft head", draft_line(manifest.draft))
+        kind = "draft head" if manifest.draft.model is None else "draft model"
+        table.add_row(kind, draft_line(manifest.draft))
     features = " ".join([machine.architecture, *machine.cpu_features])
     table.add_row("machine", f"{features}; {machine.threads} threads")
     table.add_row("compiler", machine.compiler or "none")
@@ -109,10 +116,11 @@ def manifest_tables(manifest: Manifest) -> RenderableType:
 
 
 def draft_line(draft: DraftEntry) -> str:
-    """Return what a package's draft head is, and what its training promises."""
+    """Return what a package's draft is, and what is expected of it."""
     shares = ", ".join(f"{survival:.2f}" for survival in draft.survivals)
     promise = f"; proposals accepted to depth 1, 2, ...: {shares}" if shares else ""
-    return f"{draft.sha256[:16]}..., {draft.token_count} tokens{promise}"
+    name = "" if draft.model is None else f"{draft.model.name} from {draft.model.source}, "
+    return f"{name}{draft.sha256[:16]}..., {draft.token_count} tokens{promise}"
 
 
 def capacity_line(manifest: Manifest) -> str:

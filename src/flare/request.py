@@ -42,7 +42,7 @@ class PackageRequest:
     learned_tokens: int = 0
     """Zero prepares no programs for learned proposals."""
     draft: Path | None = None
-    """The draft head's file, where one was named."""
+    """The draft head's file or the draft model, where one was named."""
     is_speculation_asked: bool = False
     """The command line says --speculation or one of its options; else a package decides."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
@@ -60,10 +60,17 @@ class PackageRequest:
         """Return the most proposals of a source; zero prepares none."""
         return self.learned_tokens if source == "learned" else self.draft_tokens
 
-    def plan(self, geometry: ModelGeometry, *, head_tokens: int = 0) -> CapacityPlan:
+    def plan(
+        self,
+        geometry: ModelGeometry,
+        *,
+        head_tokens: int = 0,
+        draft_model: ModelGeometry | None = None,
+    ) -> CapacityPlan:
         """Return the capacity plan for a model. Raises CapacityError naming the option.
 
-        `head_tokens` are those that its draft head can propose.
+        `head_tokens` are those that its draft head can propose; a separate draft model may take its
+        place.
         """
         options = CapacityOptions(
             backend=self.backend,
@@ -76,6 +83,7 @@ class PackageRequest:
             draft_tokens=self.draft_tokens,
             learned_tokens=self.learned_tokens,
             head_tokens=head_tokens,
+            draft_model=draft_model,
             speculative_token_capacity=self.speculative_token_capacity,
             mixed_prefill=self.mixed_prefill,
             row_sharing=self.row_sharing,

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ignition.checkpoint import Checkpoint, Tensor
+from ignition.checkpoint import Checkpoint, Tensor, TextAssets
 from ignition.checkpoint_errors import CheckpointError
 from ignition.geometry import ModelGeometry
 from ignition.gguf_geometry import Metadata, read_geometry
@@ -65,6 +65,12 @@ def summarize_gguf(path: Path) -> tuple[ModelGeometry, str]:
     """Return geometry and sha256 of a file without decoding its tensors. Raises CheckpointError."""
     file, geometry = _open_checked(path)
     return geometry, _sha256(file)
+
+
+def read_gguf_text(path: Path) -> TextAssets:
+    """Return tokenizer and template of a file without its tensors. Raises CheckpointError."""
+    file, geometry = _open_checked(path)
+    return read_text_assets(Metadata(file), geometry.vocabulary_size)
 
 
 def _open_checked(path: Path) -> tuple[GgufFile, ModelGeometry]:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ignition.checkpoint import Checkpoint
+from ignition.checkpoint import Checkpoint, TextAssets
 from ignition.checkpoint_errors import CheckpointError
 from ignition.geometry import ModelGeometry
 from ignition.hf_geometry import read_geometry
@@ -70,6 +70,12 @@ def summarize_directory(path: Path) -> tuple[ModelGeometry, str]:
     """
     _, geometry, files = _open_checked(path)
     return geometry, _fingerprint(path / "config.json", files)
+
+
+def read_directory_text(path: Path) -> TextAssets:
+    """Return tokenizer and template of a directory without its tensors. Raises CheckpointError."""
+    config, geometry, _ = _open_checked(path)
+    return read_text_assets(path, config, geometry.vocabulary_size)
 
 
 def _open_checked(path: Path) -> tuple[JsonFile, ModelGeometry, dict[str, SafetensorsFile]]:

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from ignition.checkpoint import Checkpoint
+from ignition.checkpoint import Checkpoint, TextAssets
 from ignition.fetch import (
     KNOWN_MODELS,
     FetchProgress,
@@ -26,8 +26,8 @@ from ignition.fetch import (
     ignore_progress,
 )
 from ignition.geometry import ModelGeometry
-from ignition.gguf_reader import read_gguf, summarize_gguf
-from ignition.hf_reader import read_directory, summarize_directory
+from ignition.gguf_reader import read_gguf, read_gguf_text, summarize_gguf
+from ignition.hf_reader import read_directory, read_directory_text, summarize_directory
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES: Final = ("*.safetensors", "*.json", "*.jinja")
@@ -125,6 +125,15 @@ def summarize_source(
     return ModelSummary(
         name=source.name, source=path.resolve().name, sha256=sha256, geometry=geometry
     )
+
+
+def read_source_text(source: ModelSource, *, cache: Path | None = None) -> TextAssets:
+    """Read tokenizer and template alone; fetches like `read_source`.
+
+    Raises SourceError, FetchError or CheckpointError.
+    """
+    path = _local_path(source, cache or cache_directory(), ignore_progress)
+    return read_directory_text(path) if path.is_dir() else read_gguf_text(path)
 
 
 def _local_path(source: ModelSource, cache: Path, progress: FetchProgress) -> Path:

@@ -152,6 +152,8 @@ def test_a_named_head_asks_for_learned_proposals_and_must_be_the_packages(tmp_pa
     held = hashlib.sha256(b"a head").hexdigest()
     check_draft(SimpleNamespace(draft=SimpleNamespace(sha256=held)), request)
     check_draft(SimpleNamespace(draft=None), asked(COPY))
-    for draft, name in ((None, "no draft head"), (SimpleNamespace(sha256="1" * 64), "1111")):
+    another = SimpleNamespace(sha256="1" * 64, model=None)
+    model = SimpleNamespace(sha256="1" * 64, model=SimpleNamespace(name="small"))
+    for draft, name in ((None, "no draft"), (another, "head 1111"), (model, "model small 1111")):
         with pytest.raises(FlareError, match=f"the package has .*{name}.*prepare it again"):
             check_draft(SimpleNamespace(draft=draft), request)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flare.console import results
-from flare.drafts import find_head
+from flare.drafts import find_draft, planned_with
 from flare.models import find_model
 from flare.options import (
     DEFAULT_MODEL,
@@ -78,9 +78,9 @@ def plan(
         row_sharing=row_sharing,
         draft=draft,
     )
-    _, found = find_model(model)
-    head = find_head(request, found)
-    planned = request.plan(found.geometry, head_tokens=0 if head is None else head.token_count)
+    source, found = find_model(model)
+    found_draft = find_draft(request, source, found)
+    planned = planned_with(request, found, found_draft)
     if as_json:
         print(json.dumps(_document(found, planned), indent=1))
     else:

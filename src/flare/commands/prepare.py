@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flare.console import results
-from flare.drafts import find_head
+from flare.drafts import find_draft, planned_with
 from flare.models import find_model
 from flare.options import (
     DEFAULT_MODEL,
@@ -64,6 +64,7 @@ def prepare(
     [bold]flare prepare[/bold]
     [bold]flare prepare model.gguf --precision fp32 --output my-package[/bold]
     [bold]flare prepare model.gguf --draft draft-head.safetensors[/bold]
+    [bold]flare prepare model.gguf --draft smaller-model.gguf[/bold]
     """
     request = package_request(
         backend=backend,
@@ -82,10 +83,10 @@ def prepare(
         draft=draft,
     )
     source, found = find_model(model)
-    head = find_head(request, found)
-    planned = request.plan(found.geometry, head_tokens=0 if head is None else head.token_count)
-    directory = output or default_directory(found, planned, head)
+    found_draft = find_draft(request, source, found)
+    planned = planned_with(request, found, found_draft)
+    directory = output or default_directory(found, planned, found_draft)
     # A directory that the person named may hold a package of other options: it is replaced.
     if force or output is not None or existing(directory) is None:
-        prepare_package(source, planned, request, directory, head)
+        prepare_package(source, planned, request, directory, found_draft)
     results().print(str(directory), soft_wrap=True, highlight=False)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from flare.compose import ServingOptions, serve_package
 from flare.console import notices
 from flare.decode_mode import served_mode
-from flare.drafts import find_head
+from flare.drafts import find_draft, planned_with
 from flare.errors import FlareError
 from flare.models import find_model
 from flare.options import (
@@ -154,6 +154,7 @@ def run(
     [bold]flare run --trace run.jsonl --scheduler-policy throughput[/bold]
     [bold]flare run --speculation off[/bold]
     [bold]flare run model.gguf --draft draft-head.safetensors[/bold]
+    [bold]flare run model.gguf --draft smaller-model.gguf[/bold]
     """
     policy = policy_of(
         scheduler_policy,
@@ -254,10 +255,10 @@ def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
     if is_package(Path(text)):
         return Path(text), read_manifest(Path(text))
     source, summary = find_model(text)
-    head = find_head(request, summary)
-    plan = request.plan(summary.geometry, head_tokens=0 if head is None else head.token_count)
-    directory = default_directory(summary, plan, head)
-    return directory, existing(directory) or prepare(source, plan, request, directory, head)
+    found_draft = find_draft(request, source, summary)
+    plan = planned_with(request, summary, found_draft)
+    directory = default_directory(summary, plan, found_draft)
+    return directory, existing(directory) or prepare(source, plan, request, directory, found_draft)
 
 
 def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:
