@@ -16,14 +16,8 @@ from helios.scheduler import (
     ProposalSource,
     ResourceConfig,
 )
-from ignition.capacity_costs import (
-    compile_seconds,
-    kv_bytes_per_token,
-    prepare_seconds,
-    row_bytes,
-    weight_bytes,
-    workspace_bytes,
-)
+from ignition.capacity_costs import compile_seconds, prepare_seconds
+from ignition.capacity_memory import MemoryPlan, fixed_memory, token_bytes
 from ignition.capacity_pairs import (
     PairMemory,
     pair_memory,
@@ -127,29 +121,6 @@ class PlannedProgram:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """Bytes by use."""
-
-    weights_bytes: int
-    kv_bytes: int
-    state_bytes: int
-    program_bytes: int
-    """Static inputs and outputs of all programs."""
-    workspace_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Everything together."""
-        return (
-            self.weights_bytes
-            + self.kv_bytes
-            + self.state_bytes
-            + self.program_bytes
-            + self.workspace_bytes
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
     """What `prepare` will build and what it will cost."""
 
@@ -250,7 +221,12 @@ def plan_capacity(
     context = _context_of(geometry, options)
     graphs = plan_graphs(options, context)
     fixed = _fixed_memory(geometry, options, graphs, context)
-    page_bytes = options.page_size_tokens * _token_bytes(geometry, options)
+    page_bytes = options.page_size_tokens * token_bytes(
+        geometry,
+        options.precision,
+        keeps_head=options.head_tokens > 0,
+        draft=options.draft_model,
+    )
     pages, notes = _page_count(
         options, fixed.total_bytes, page_bytes, context, machine_memory_bytes
     )
@@ -438,26 +414,16 @@ def _fixed_memory(
         for graph in graphs
         for buffer in _specs(geometry, graph, pool, options.backend)
     )
-    head_tokens, draft = options.head_tokens, options.draft_model
-    weights = weight_bytes(geometry, options.precision, head_tokens=head_tokens)
-    workspace = workspace_bytes(geometry, pool, graphs, options.backend, head_tokens=head_tokens)
-    if draft is not None:
-        own = pair_memory(draft, options.precision, pool, graphs, options.backend)
-        weights, workspace = weights + own.weights_bytes, workspace + own.workspace_bytes
-    return MemoryPlan(
-        weights_bytes=weights,
-        kv_bytes=0,
-        state_bytes=options.concurrency * row_bytes(geometry, pool.pages_per_row),
-        program_bytes=programs,
-        workspace_bytes=workspace,
+    fixed = fixed_memory(
+        geometry,
+        pool,
+        graphs,
+        precision=options.precision,
+        backend=options.backend,
+        head_tokens=options.head_tokens,
+        draft=options.draft_model,
     )
-
-
-def _token_bytes(geometry: ModelGeometry, options: CapacityOptions) -> int:
-    """Return the bytes of one token of a page, with what its draft keeps of it."""
-    keeps_head, draft = options.head_tokens > 0, options.draft_model
-    own = kv_bytes_per_token(geometry, options.precision, keeps_draft=keeps_head)
-    return own + (0 if draft is None else kv_bytes_per_token(draft, options.precision))
+    return dataclasses.replace(fixed, program_bytes=programs)
 
 
 def _page_count(
