@@ -253,12 +253,8 @@ def plan_capacity(
         memory=dataclasses.replace(fixed, kv_bytes=pages * page_bytes),
         compile_s=compile_seconds(options.backend) * (1 if draft is None else 2),
         draft_model=draft,
-        draft_memory=(
-            None
-            if draft is None
-            else pair_memory(draft, options.precision, pool, graphs, options.backend)
-        ),
-        notes=notes if draft is None else (*notes, *pair_note(draft, context)),
+        draft_memory=pair_memory(draft, options.precision, pool, graphs, options.backend),
+        notes=(*notes, *pair_note(draft, context)),
     )
 
 
@@ -487,8 +483,7 @@ def _planned(
         backend=options.backend,
         head_tokens=options.head_tokens,
     )
-    if options.draft_model is not None:
-        seconds += pair_seconds(options.draft_model, graph, options.precision)
+    seconds += pair_seconds(options.draft_model, graph, options.precision)
     return PlannedProgram(
         graph=graph,
         purpose=purpose_of(graph),

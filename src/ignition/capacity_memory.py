@@ -51,8 +51,8 @@ def fixed_memory(
     """Return everything but the pages and the buffers of programs, with what the draft needs."""
     weights = weight_bytes(geometry, precision, head_tokens=head_tokens)
     workspace = workspace_bytes(geometry, pool, graphs, backend, head_tokens=head_tokens)
-    if draft is not None:
-        own = pair_memory(draft, precision, pool, graphs, backend)
+    own = pair_memory(draft, precision, pool, graphs, backend)
+    if own is not None:
         weights, workspace = weights + own.weights_bytes, workspace + own.workspace_bytes
     return MemoryPlan(
         weights_bytes=weights,

@@ -32,13 +32,15 @@ class PairMemory:
 
 
 def pair_memory(
-    draft: ModelGeometry,
+    draft: ModelGeometry | None,
     precision: str,
     pool: PoolGeometry,
     graphs: tuple[GraphDescriptor, ...],
     backend: str,
-) -> PairMemory:
-    """Return the memory of a draft model that serves the rows and pages of a pool."""
+) -> PairMemory | None:
+    """Return the memory of a draft model that serves the rows and pages of a pool, if any does."""
+    if draft is None:
+        return None
     tokens = pool.page_count * pool.page_size_tokens
     return PairMemory(
         weights_bytes=weight_bytes(draft, precision),
@@ -47,9 +49,9 @@ def pair_memory(
     )
 
 
-def pair_seconds(draft: ModelGeometry, graph: GraphDescriptor, precision: str) -> float:
+def pair_seconds(draft: ModelGeometry | None, graph: GraphDescriptor, precision: str) -> float:
     """Return an estimate of the seconds that a draft model adds to preparing one program."""
-    if graph.kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
+    if draft is None or graph.kind in (GraphKind.INITIALIZE, GraphKind.TERMINAL):
         return 0.0
     # Whatever is fed is absorbed; a program that proposes does it one proposal at a time.
     replay = replay_seconds(draft, fed_tokens(graph), 0, precision)
@@ -62,9 +64,9 @@ def pair_seconds(draft: ModelGeometry, graph: GraphDescriptor, precision: str) -
     return PREPARE_REPLAYS * replay + filling
 
 
-def pair_note(draft: ModelGeometry, context: int) -> tuple[str, ...]:
+def pair_note(draft: ModelGeometry | None, context: int) -> tuple[str, ...]:
     """Return what to say of a draft model that knows shorter texts than it will read."""
-    if draft.context_length_tokens >= context:
+    if draft is None or draft.context_length_tokens >= context:
         return ()
     note = (
         f"the draft model was made for {draft.context_length_tokens} tokens, requests may have "
