@@ -6,7 +6,7 @@ from flare.compose import Decoding
 from flare.drafts import draft_source, names_model
 from flare.errors import FlareError
 from flare.options import SpeculationMode
-from flare.request import SOURCES, PackageRequest
+from flare.request import SOURCES, PackageRequest, check_sharing_sources
 from helios.engine.manifest import DraftEntry, Manifest
 from helios.scheduler import DecodeMode, ProposalSource, SpeculationConfig
 from ignition.package_manifest import sha256_of
@@ -25,6 +25,7 @@ def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMo
     check_mixed(manifest, request, speculation)
     decoding = Decoding(speculation, served_sources(manifest, request, mode))
     check_sharing(manifest, request, decoding)
+    check_survival(manifest, request)
     return decoding
 
 
@@ -96,6 +97,7 @@ def check_sharing(manifest: Manifest, request: PackageRequest, decoding: Decodin
     who = request.row_sharing
     if who == "off":
         return
+    check_sharing_sources(who, decoding.sources)
     if who == "device" and decoding.speculation.mode is DecodeMode.FIXED:
         raise FlareError("--row-sharing device needs --speculation-mode adaptive")
     shared = [
@@ -110,6 +112,15 @@ def check_sharing(manifest: Manifest, request: PackageRequest, decoding: Decodin
             "requests at once that their widest rounds pass --speculative-token-capacity"
             + " or, with learned proposals, for two or more"
             * (who == "device")
+        )
+
+
+def check_survival(manifest: Manifest, request: PackageRequest) -> None:
+    """Raise FlareError for a package whose rounds do not tell what they were asked to."""
+    if request.survival and not any(graph.reports_survival for graph in manifest.graphs):
+        raise FlareError(
+            "--survival: the package's rounds do not tell the chance of prefixes; prepare it again "
+            "with `flare prepare --survival`"
         )
 
 

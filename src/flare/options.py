@@ -242,3 +242,13 @@ RowSharingOption = Annotated[
         "proposals also deal them themselves, by the draft head's confidence in each.",
     ),
 ]
+SurvivalOption = Annotated[
+    bool,
+    typer.Option(
+        "--survival/--no-survival",
+        rich_help_panel=_SPECULATION,
+        help="Prepare rounds that also tell the scheduler the chance of every prefix of proposals, "
+        "which says more of sampled requests than what was drawn once; some percent of their "
+        "rounds' time.",
+    ),
+]

@@ -46,6 +46,9 @@ def default_directory(
         "machine": [platform.machine(), *sorted(machine_features())],
         "versions": [__version__, FORMAT_VERSION, _kernel_digest()],
     }
+    if any(program.graph.reports_survival for program in plan.programs):
+        # The names of programs do not say so.
+        key["survival"] = True
     if draft is not None:
         key["draft"] = draft.sha256
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]

@@ -50,6 +50,7 @@ class PackageRequest:
     row_sharing: str = "off"
     """off, host or device: who deals the target rows of ragged rounds; off prepares and runs none,
     device those of the host too."""
+    survival: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -67,11 +68,14 @@ class PackageRequest:
         head_tokens: int = 0,
         draft_model: ModelGeometry | None = None,
     ) -> CapacityPlan:
-        """Return the capacity plan for a model. Raises CapacityError naming the option.
+        """Return the capacity plan for a model. Raises CapacityError or FlareError with the option.
 
         `head_tokens` are those that its draft head can propose; a separate draft model may take its
         place.
         """
+        check_sharing_sources(self.row_sharing, self.sources)
+        if self.survival and not self.sources:
+            raise FlareError("--survival needs --speculation copy, learned or both")
         options = CapacityOptions(
             backend=self.backend,
             precision=self.precision,
@@ -87,8 +91,17 @@ class PackageRequest:
             speculative_token_capacity=self.speculative_token_capacity,
             mixed_prefill=self.mixed_prefill,
             row_sharing=self.row_sharing,
+            survival=self.survival,
         )
         return plan_capacity(geometry, options, machine_memory_bytes=machine_memory_bytes())
+
+
+def check_sharing_sources(row_sharing: str, sources: tuple[str, ...]) -> None:
+    """Raise FlareError for rounds of shared rows without the proposals that they are for."""
+    if row_sharing != "off" and not sources:
+        raise FlareError("--row-sharing needs --speculation copy, learned or both")
+    if row_sharing == "device" and "learned" not in sources:
+        raise FlareError("--row-sharing device needs --speculation learned or both")
 
 
 def package_request(
@@ -106,6 +119,7 @@ def package_request(
     speculative_token_capacity: int | None,
     mixed_prefill: bool,
     row_sharing: RowSharing = RowSharing.OFF,
+    survival: bool = False,
     draft: Path | None = None,
 ) -> PackageRequest:
     """Check the options of a command line. Raises FlareError and NoCompilerError.
@@ -118,10 +132,6 @@ def package_request(
     chosen = speculation or (
         default_speculation(choice.backend) if draft is None else Speculation.LEARNED
     )
-    if row_sharing is not RowSharing.OFF and not chosen.sources:
-        raise FlareError("--row-sharing needs --speculation copy, learned or both")
-    if row_sharing is RowSharing.DEVICE and "learned" not in chosen.sources:
-        raise FlareError("--row-sharing device needs --speculation learned or both")
     copied, learned = _depths(chosen, draft_tokens, speculative_token_capacity, draft)
     return PackageRequest(
         backend=choice.backend,
@@ -149,6 +159,7 @@ def package_request(
         ),
         mixed_prefill=mixed_prefill,
         row_sharing=row_sharing.value,
+        survival=survival,
     )
 
 

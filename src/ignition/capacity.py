@@ -28,7 +28,7 @@ from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.mixed_shapes import mixed_batches, mixed_graphs, mixed_prompts
 from ignition.programs.buffers import BufferSpec, buffer_specs
 from ignition.purposes import SOURCE_WORDS, purpose_of
-from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, Depths, round_graphs
+from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, Depths, round_graphs, telling_survival
 
 MAX_CONCURRENCY: Final = 64
 DEFAULT_PREFILL_CAPACITIES: Final = {
@@ -93,6 +93,8 @@ class CapacityOptions:
     row_sharing: str = "off"
     """Prepare rounds whose requests share target rows, dealt by the host, with device also by the
     programs themselves; off: none (ignition.round_shapes)."""
+    survival: bool = False
+    """Prepare rounds that write the chance of every prefix of proposals beside what they drew."""
 
     @property
     def depths(self) -> Depths:
@@ -286,7 +288,7 @@ def plan_graphs(options: CapacityOptions, context: int) -> tuple[GraphDescriptor
         _check_rounds(options, context)
         capacity, sharing = options.speculative_token_capacity, options.row_sharing
         graphs += round_graphs(buckets, options.depths, token_capacity=capacity, sharing=sharing)
-    return Catalog.of(graphs).graphs
+    return Catalog.of(telling_survival(graphs) if options.survival else graphs).graphs
 
 
 def _mixed_graphs(

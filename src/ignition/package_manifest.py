@@ -266,6 +266,7 @@ def descriptor_of(entry: GraphEntry) -> GraphDescriptor:
             prefill_capacity=entry.prefill_capacity,
             packed_capacity=entry.packed_capacity,
             confidence_width=entry.confidence_width,
+            reports_survival=entry.reports_survival,
         )
     except InvalidCatalogError as error:
         raise PackageError(f"graphs.{entry.name}", str(error)) from error

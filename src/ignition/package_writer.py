@@ -198,6 +198,7 @@ def _graph_entry(program: PlannedProgram) -> GraphEntry:
         prefill_capacity=program.graph.prefill_capacity,
         packed_capacity=program.graph.packed_capacity,
         confidence_width=program.graph.confidence_width,
+        reports_survival=program.graph.reports_survival,
     )
 
 

@@ -82,3 +82,13 @@ def confidence_width(source: ProposalSource, width: int) -> int:
     A draft head has a probability of its own for each; whoever copies has none.
     """
     return width - 1 if source is ProposalSource.LEARNED else 0
+
+
+def telling_survival(graphs: Iterable[GraphDescriptor]) -> list[GraphDescriptor]:
+    """Return the graphs with rounds that also write the chance of every prefix they verify."""
+    return [
+        dataclasses.replace(graph, reports_survival=True)
+        if graph.kind is GraphKind.SPECULATIVE and graph.proposal_depth
+        else graph
+        for graph in graphs
+    ]

@@ -88,10 +88,27 @@ def adjust(logits: Logits, row: RowSampling) -> Logits:
     return adjusted
 
 
+def chance(logits: Logits, row: RowSampling, token: int) -> float:
+    """Return the probability with which `sample` returns `token`, over all draws."""
+    adjusted = adjust(logits, row)
+    if row.temperature == 0:
+        return float(int(np.argmax(adjusted)) == token)
+    order, weights = _kept(adjusted / np.float32(row.temperature), row)
+    return float(weights[order == token].sum() / weights.sum())
+
+
 def draw(scaled: Logits, row: RowSampling, u: float) -> int:
     """Return the token that `u` in [0, 1) selects among logits already divided by temperature."""
     if row.top_k == 0 and row.top_p >= 1 and row.min_p <= 0:
         return _pick(_weights(scaled), u)
+    order, weights = _kept(scaled, row)
+    return int(order[_pick(weights, u)])
+
+
+def _kept(
+    scaled: Logits, row: RowSampling
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the tokens that the filters keep, likeliest first, and their weights."""
     order = np.argsort(-scaled, kind="stable")
     if row.top_k > 0:
         order = order[: row.top_k]
@@ -102,7 +119,7 @@ def draw(scaled: Logits, row: RowSampling, u: float) -> int:
         weights = weights[: reached + 1]
     if row.min_p > 0:
         weights = weights[weights >= row.min_p * weights[0]]
-    return int(order[_pick(weights, u)])
+    return order[: len(weights)], weights
 
 
 def uniform(seed: int, output_count: int) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from flare.command_line import run_command
 from flare.compose import Decoding
-from flare.decode_mode import check_sharing
+from flare.decode_mode import check_sharing, check_survival
 from flare.errors import FlareError
 from flare.options import RowSharing, Speculation
 from helios.scheduler import DecodeMode, SpeculationConfig
@@ -28,7 +28,7 @@ from tests.ignition.tiny import build
 
 SHARED = "speculative-b8-d7-w8-p16-copy"
 OPTIONS = ["--concurrency", "8", "--prefill-capacities", "16,64", "--threads", "1"]
-OPTIONS += ["--speculation", "copy", "--speculative-token-capacity", "16"]
+OPTIONS += ["--survival", "--speculation", "copy", "--speculative-token-capacity", "16"]
 
 
 def shared_programs(**more: Any) -> list[str]:
@@ -91,7 +91,6 @@ def test_a_package_without_such_rounds_of_its_sources_is_refused() -> None:
         ([("copy", 0, "host")], host, both),
         ([("learned", 32, "host")], host, decoding("copy")),
         ([copies], device, both),
-        ([dealt], device, decoding("copy")),
     ):
         with pytest.raises(FlareError, match="again with `flare prepare --row-sharing "):
             check_sharing(package(*graphs), request, found)
@@ -100,10 +99,37 @@ def test_a_package_without_such_rounds_of_its_sources_is_refused() -> None:
 
 
 def test_options_without_effect_are_refused() -> None:
-    with pytest.raises(FlareError, match="--row-sharing needs --speculation copy"):
-        asked(Speculation.OFF, row_sharing=RowSharing.HOST)
-    with pytest.raises(FlareError, match="--row-sharing device needs --speculation learned"):
-        asked(Speculation.COPY, row_sharing=RowSharing.DEVICE)
+    geometry, needs = build("llama").checkpoint.geometry, "--row-sharing needs --speculation copy"
+    off = asked(Speculation.OFF, row_sharing=RowSharing.HOST)
+    copying = asked(Speculation.COPY, row_sharing=RowSharing.DEVICE)
+    with pytest.raises(FlareError, match=needs):
+        off.plan(geometry)
+    with pytest.raises(FlareError, match=needs):
+        check_sharing(package(), off, decoding())
+    for refused in (
+        lambda: copying.plan(geometry),
+        lambda: check_sharing(package(("learned", 8, "device")), copying, decoding("copy")),
+    ):
+        with pytest.raises(FlareError, match="--row-sharing device needs --speculation learned"):
+            refused()
+
+
+def test_rounds_that_tell_survival_are_prepared_and_asked_for_by_option() -> None:
+    request = asked(Speculation.COPY, survival=True)
+    plan = request.plan(build("llama").checkpoint.geometry)
+    for program in plan.programs:
+        graph = program.graph
+        assert graph.reports_survival == (graph.proposal_depth > 0)
+        assert ("survival" in [spec.name for spec in program.buffers]) == graph.reports_survival
+    silent, telling = (
+        SimpleNamespace(graphs=[SimpleNamespace(reports_survival=told)]) for told in (False, True)
+    )
+    check_survival(telling, request)
+    check_survival(silent, asked(Speculation.COPY))
+    with pytest.raises(FlareError, match="again with `flare prepare --survival`"):
+        check_survival(silent, request)
+    with pytest.raises(FlareError, match="--survival needs --speculation"):
+        asked(Speculation.OFF, survival=True).plan(build("llama").checkpoint.geometry)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +147,7 @@ def test_a_package_keeps_the_shared_rows_of_its_programs(prepared) -> None:
     entries = json.loads((prepared / "manifest.json").read_text())["graphs"]
     (entry,) = [entry for entry in entries if entry["name"] == SHARED]
     assert entry["packed_capacity"] == 16
+    assert entry["reports_survival"]
     assert "16 target rows shared among them" in entry["purpose"]
     opened = open_package(prepared)
     assert {graph.name: graph.rows for graph in opened.catalog.graphs}[SHARED] == 16

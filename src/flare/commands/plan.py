@@ -27,6 +27,7 @@ from flare.options import (
     RowSharing,
     RowSharingOption,
     SpeculationOption,
+    SurvivalOption,
     ThreadsOption,
     TokenCapacityOption,
 )
@@ -53,6 +54,7 @@ def plan(
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     row_sharing: RowSharingOption = RowSharing.OFF,
+    survival: SurvivalOption = False,
     buffers: Annotated[bool, typer.Option(help="List every static buffer too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -76,6 +78,7 @@ def plan(
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
         row_sharing=row_sharing,
+        survival=survival,
         draft=draft,
     )
     source, found = find_model(model)

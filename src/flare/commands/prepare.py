@@ -27,6 +27,7 @@ from flare.options import (
     RowSharing,
     RowSharingOption,
     SpeculationOption,
+    SurvivalOption,
     ThreadsOption,
     TokenCapacityOption,
 )
@@ -52,6 +53,7 @@ def prepare(
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     row_sharing: RowSharingOption = RowSharing.OFF,
+    survival: SurvivalOption = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Directory to write (default: in the user's cache)."),
@@ -80,6 +82,7 @@ def prepare(
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
         row_sharing=row_sharing,
+        survival=survival,
         draft=draft,
     )
     source, found = find_model(model)

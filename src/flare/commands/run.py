@@ -39,6 +39,7 @@ from flare.options import (
     SpeculationMode,
     SpeculationModeOption,
     SpeculationOption,
+    SurvivalOption,
     ThreadsOption,
     TokenCapacityOption,
     size_bytes,
@@ -129,6 +130,7 @@ def run(
     draft_tokens: DraftTokensOption = None,
     speculative_token_capacity: TokenCapacityOption = None,
     row_sharing: RowSharingOption = RowSharing.OFF,
+    survival: SurvivalOption = False,
     scheduler_policy: PresetOption = Preset.BALANCED,
     output_token_value: OutputTokenValue = None,
     token_fairness: TokenFairness = None,
@@ -188,6 +190,7 @@ def run(
         speculative_token_capacity=speculative_token_capacity,
         mixed_prefill=mixed_prefill,
         row_sharing=row_sharing,
+        survival=survival,
         draft=draft,
     )
     options = ServingOptions(
@@ -197,7 +200,6 @@ def run(
         threads=threads,
         trace_path=None if trace is None else _writable(trace),
         mixed_prefill=mixed_prefill,
-        row_sharing=row_sharing.value,
         drain_timeout_s=drain_timeout_s,
     )
     _log_to_terminal(log_requests)
@@ -205,7 +207,7 @@ def run(
     with bind(host, port) as listener:
         directory, manifest = _package(model, request)
         decoding = served_mode(manifest, request, speculation_mode)
-        options = dataclasses.replace(options, decoding=decoding)
+        options = dataclasses.replace(options, decoding=decoding, row_sharing=request.row_sharing)
         _serve(listener, host, directory, manifest, options)
 
 

@@ -48,6 +48,8 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Target rows that the lanes of a ragged round share; zero: W for each of B lanes."""
     confidence_width: int = 0
     """Proposals whose confidence the program reports: its depth, or zero."""
+    reports_survival: bool = False
+    """Writes the chance of every prefix of proposals that it verifies."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):

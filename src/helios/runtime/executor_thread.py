@@ -20,6 +20,7 @@ from helios.engine.ports import (
     Sidecar,
 )
 from helios.engine.queued_masks import bind_masks
+from helios.scheduler import GraphDescriptor
 
 FRAMES_IN_FLIGHT = 2
 """Frame slots of the transport."""
@@ -35,12 +36,17 @@ class SelfTimedProgram(Protocol):
 
 
 @runtime_checkable
-class ConfidentProgram(Protocol):
-    """A program whose rounds may report the confidence of what they proposed."""
+class TellingProgram(Protocol):
+    """A program whose rounds may tell of their proposals beside the tokens they commit."""
 
     @property
     def confidence(self) -> Sidecar | None:
         """Of the frame that was just executed; None for a program that reports none."""
+        ...
+
+    @property
+    def survival(self) -> Sidecar | None:
+        """Of the frame that was just executed; None for a program that writes none."""
         ...
 
 
@@ -62,10 +68,8 @@ class ThreadExecutor:
         self._self_timed = tuple(
             program if isinstance(program, SelfTimedProgram) else None for program in programs
         )
-        self._confident = tuple(
-            program
-            if program.descriptor.confidence_width and isinstance(program, ConfidentProgram)
-            else None
+        self._telling = tuple(
+            program if _tells(program.descriptor) and isinstance(program, TellingProgram) else None
             for program in programs
         )
         self._clock = clock
@@ -155,6 +159,7 @@ class ThreadExecutor:
         device_ns = host_gap_ns = 0
         lanes: tuple[LaneOutput, ...] = ()
         confidence: Sidecar | None = None
+        survival: Sidecar | None = None
         if error is None:
             program = self._programs[frame.graph_index]
             self_timed = self._self_timed[frame.graph_index]
@@ -168,8 +173,9 @@ class ThreadExecutor:
                 if self_timed is not None:
                     device_ns = self_timed.device_interval_ns()
                 lanes = program.read(frame)
-                confident = self._confident[frame.graph_index]
-                confidence = None if confident is None else confident.confidence
+                telling = self._telling[frame.graph_index]
+                if telling is not None:
+                    confidence, survival = telling.confidence, telling.survival
             except Exception as fault:  # noqa: BLE001 - the thread boundary, as above.
                 lanes, device_ns, error = (), 0, _message_of(fault)
         self._front, self._drawn = frame, lanes
@@ -183,6 +189,7 @@ class ThreadExecutor:
             host_gap_ns=host_gap_ns,
             error=error,
             confidence=confidence,
+            survival=survival,
         )
 
 
@@ -193,6 +200,10 @@ class _Loaded(NamedTuple):
     submitted_ns: int
     started_ns: int
     error: str | None
+
+
+def _tells(graph: GraphDescriptor) -> bool:
+    return graph.confidence_width > 0 or graph.reports_survival
 
 
 def _message_of(fault: Exception) -> str:

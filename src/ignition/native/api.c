@@ -13,7 +13,7 @@
 #include "vector.h"
 
 enum {
-    ABI_VERSION = 4,
+    ABI_VERSION = 5,
     /* Rows of logits that scored prefill evaluates at a time. */
     SCORE_ROWS = 16
 };

@@ -44,7 +44,7 @@ EXPORT int32_t ign_mixed(model *m, const round_inputs *in, const prompt_inputs *
     batch *b = &m->scratch.batch;
     int row = p->lane < 0 ? -1 : in->rows[p->lane], drawn = row >= 0 && p->is_final;
     acceptance a = {.m = m, .in = in, .out = out};
-    for (int entry = 0; entry < in->lanes * in->width; entry++) clear_lane(out, entry);
+    clear_round(in, out);
     b->count = 0;
     if (row >= 0) feed_prompt(b, row, p);
     a.head_first = b->count - drawn;

@@ -1,11 +1,19 @@
 #include "round.h"
 
+#include <string.h>
+
 #include "step.h"
 
 void clear_lane(const lane_outputs *out, int entry) {
     out->produced[entry] = 0;
     out->terminated[entry] = 0;
     out->report_count[entry] = -1;
+}
+
+void clear_round(const round_inputs *in, const lane_outputs *out) {
+    for (int entry = 0; entry < in->lanes * in->width; entry++) clear_lane(out, entry);
+    size_t places = (size_t)in->lanes * (size_t)in->depth;
+    if (out->survival) memset(out->survival, 0, places * sizeof *out->survival);
 }
 
 int is_mapped(const model *m, int row, int position) {
@@ -52,18 +60,43 @@ int32_t feed_lanes(acceptance *a, batch *b, int skipped) {
     return -1;
 }
 
+/* The chance that each prefix of a lane's proposals is accepted, whatever will be drawn: what the
+ * draws would be taken from if all before were accepted. The counts that penalties look at are
+ * those of that case while it is read. For a greedy row it is what happens, and is written then. */
+static void survive_lane(const acceptance *a, int index) {
+    const round_inputs *in = a->in;
+    int lane = a->lane_of[index], row = in->rows[lane], read = 0;
+    const int32_t *proposals = proposals_of(in, lane);
+    uint16_t *counts = a->m->state.output_counts + (size_t)row * VOCABULARY;
+    float *survival = a->out->survival + (size_t)lane * (size_t)in->depth;
+    double chance = 1;
+    for (; read + 1 < in->lengths[lane] && chance > 0; read++) {
+        chance *= chance_of(a->m, row, a->first[index] + read, index, lane * in->width + read,
+                            proposals[read], a->out);
+        survival[read] = (float)chance;
+        counts[proposals[read]]++;
+    }
+    while (read-- > 0) counts[proposals[read]]--;
+}
+
 /* Draws from the target's own distribution of each row, as single steps would, until a draw differs
  * from what was proposed: that is rejection sampling of a proposal which stands for certain. */
 void accept_lane(const acceptance *a, int index) {
     const round_inputs *in = a->in;
     int lane = a->lane_of[index], row = in->rows[lane];
     const int32_t *proposals = proposals_of(in, lane);
+    int is_told = a->out->survival && in->depth;
+    int is_greedy = a->m->state.temperature[row] == 0;
+    float *survival = is_told ? a->out->survival + (size_t)lane * (size_t)in->depth : NULL;
+    if (is_told && !is_greedy) survive_lane(a, index);
     for (int i = 0; i < in->lengths[lane]; i++) {
         int entry = lane * in->width + i;
         sample_row(a->m, row, a->first[index] + i, index, entry, a->out);
         a->m->state.cached_tokens[row]++;
-        if (a->out->terminated[entry] || i + 1 == in->lengths[lane]) return;
-        if (a->out->tokens[entry] != proposals[i]) return;
+        if (i + 1 == in->lengths[lane]) return;
+        int is_accepted = a->out->tokens[entry] == proposals[i];
+        if (is_told && is_greedy) survival[i] = (float)is_accepted;
+        if (a->out->terminated[entry] || !is_accepted) return;
     }
 }
 
@@ -79,7 +112,7 @@ EXPORT int32_t ign_round(model *m, const round_inputs *in, const lane_outputs *o
     batch *b = &m->scratch.batch;
     acceptance a = {.m = m, .in = in, .out = out};
     b->count = 0;
-    for (int entry = 0; entry < in->lanes * in->width; entry++) clear_lane(out, entry);
+    clear_round(in, out);
     int32_t unmapped = feed_lanes(&a, b, -1);
     if (unmapped >= 0 || !a.live) return unmapped;
     run_layers(m);

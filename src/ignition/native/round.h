@@ -34,6 +34,9 @@ typedef struct {
 /* Marks one output entry as empty. */
 void clear_lane(const lane_outputs *out, int entry);
 
+/* Marks all outputs of a round as empty. */
+void clear_round(const round_inputs *in, const lane_outputs *out);
+
 /* Whether a row has a page for a position. */
 int is_mapped(const model *m, int row, int position);
 

@@ -126,10 +126,10 @@ static int draw_by_id(const float *x, double u) {
     return last; /* rounding kept the last sum from exceeding u */
 }
 
-/* Draws among the tokens that top-k, top-p and min-p keep, likeliest first. */
-static int draw_sorted(const serving_state *state, int row, const float *x, uint64_t *keys,
-                       double u) {
-    float largest = largest_logit(x);
+/* The tokens that top-k, top-p and min-p keep, as sorted keys, likeliest first. Returns how many;
+ * `kept_mass` becomes their mass, the largest being one. */
+static int keep_sorted(const serving_state *state, int row, const float *x, float largest,
+                       uint64_t *keys, double *kept_mass) {
     int top_k = state->top_k[row];
     double top_p = (double)state->top_p[row], min_p = (double)state->min_p[row];
     int limit = top_k > 0 && top_k < VOCABULARY ? top_k : VOCABULARY;
@@ -144,17 +144,26 @@ static int draw_sorted(const serving_state *state, int row, const float *x, uint
         for (int i = 0; i < count; i++)
             total += exp((double)x[key_token(keys[i])] - (double)largest);
 
-    double running = 0, kept_mass = 0;
+    double running = 0;
     int kept = 0;
+    *kept_mass = 0;
     while (kept < count) {
         double p = exp((double)x[key_token(keys[kept])] - (double)largest);
         /* A token that the mask forbids has no weight, and top-k may reach that far. */
         if (kept > 0 && ((top_p < 1 && running >= top_p * total) || p < min_p || p == 0)) break;
         running += p;
-        kept_mass += p;
+        *kept_mass += p;
         kept++;
     }
-    running = 0;
+    return kept;
+}
+
+/* Draws among the tokens that the filters keep, likeliest first. */
+static int draw_sorted(const serving_state *state, int row, const float *x, uint64_t *keys,
+                       double u) {
+    float largest = largest_logit(x);
+    double kept_mass, running = 0;
+    int kept = keep_sorted(state, row, x, largest, keys, &kept_mass);
     for (int i = 0; i < kept; i++) {
         running += exp((double)x[key_token(keys[i])] - (double)largest);
         if (running > u * kept_mass) return key_token(keys[i]);
@@ -162,13 +171,39 @@ static int draw_sorted(const serving_state *state, int row, const float *x, uint
     return key_token(keys[kept - 1]);
 }
 
+static int is_filtered(const serving_state *state, int row) {
+    return state->top_k[row] > 0 || state->top_p[row] < 1.0f || state->min_p[row] > 0;
+}
+
+static const uint32_t *mask_of(const lane_outputs *out, int entry) {
+    int is_masked = out->is_masked && out->is_masked[entry];
+    return is_masked ? out->masks + (size_t)entry * MASK_WORDS : NULL;
+}
+
+double chance_of(const model *m, int row, int logit_row, int space, int entry, int token,
+                 const lane_outputs *out) {
+    const serving_state *state = &m->state;
+    const float *raw = m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH;
+    const float *x = adjusted_logits(m, row, raw, mask_of(out, entry), space);
+    float largest = largest_logit(x);
+    double own = exp((double)x[token] - (double)largest), kept_mass;
+    if (!is_filtered(state, row)) {
+        double whole = mass(x, 0, VOCABULARY, largest); /* of rounded terms */
+        return own < whole ? own / whole : 1;
+    }
+    uint64_t *keys = m->scratch.keys + (size_t)space * LOGITS_WIDTH;
+    int kept = keep_sorted(state, row, x, largest, keys, &kept_mass);
+    for (int i = 0; i < kept; i++)
+        if (key_token(keys[i]) == token) return own / kept_mass;
+    return 0;
+}
+
 static int choose(const model *m, int row, const float *raw, const uint32_t *mask, int space) {
     const serving_state *state = &m->state;
     const float *x = adjusted_logits(m, row, raw, mask, space);
     if (state->temperature[row] == 0) return first_equal(x, largest_logit(x));
     double u = draw(state->seed[row], state->output_count[row]);
-    if (state->top_k[row] <= 0 && state->top_p[row] >= 1.0f && state->min_p[row] <= 0)
-        return draw_by_id(x, u);
+    if (!is_filtered(state, row)) return draw_by_id(x, u);
     return draw_sorted(state, row, x, m->scratch.keys + (size_t)space * LOGITS_WIDTH, u);
 }
 
@@ -182,9 +217,7 @@ void sample_row(const model *m, int row, int logit_row, int space, int entry,
                 const lane_outputs *out) {
     const serving_state *state = &m->state;
     const float *raw = m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH;
-    int is_masked = out->is_masked && out->is_masked[entry];
-    const uint32_t *mask = is_masked ? out->masks + (size_t)entry * MASK_WORDS : NULL;
-    int token = choose(m, row, raw, mask, space);
+    int token = choose(m, row, raw, mask_of(out, entry), space);
     if (state->top_logprobs[row] >= 0)
         report_logprobs(raw, token, state->top_logprobs[row], out->logprobs + entry,
                         out->top_ids + (size_t)entry * MAX_TOP,

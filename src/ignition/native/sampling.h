@@ -16,12 +16,17 @@ typedef struct {
     float *top_logprobs; /* [entries][MAX_TOP] */
     const uint8_t *is_masked; /* 0: every token may be chosen here; NULL: everywhere */
     const uint32_t *masks;    /* [entries][MASK_WORDS], bit t % 32 of word t / 32: token t may be */
+    float *survival; /* of rounds, [lanes][depth]: the chance of every proposed prefix; or NULL */
 } lane_outputs;
 
 /* Samples for request row `row` from logits row `logit_row` in sampling workspace `space`, updates
  * the row's state and writes one entry of the outputs. */
 void sample_row(const model *m, int row, int logit_row, int space, int entry,
                 const lane_outputs *out);
+
+/* The probability with which sample_row would choose `token` for a row that is not greedy. */
+double chance_of(const model *m, int row, int logit_row, int space, int entry, int token,
+                 const lane_outputs *out);
 
 /* Sum of exp(x - largest) over x[from..to), in double. */
 double mass(const float *x, int from, int to, float largest);

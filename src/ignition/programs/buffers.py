@@ -191,10 +191,12 @@ def _round_inputs(graph: GraphDescriptor) -> tuple[BufferSpec, ...]:
     )
     confidence = (BufferSpec("confidence", "output", (batch, depth), "float32"),)
     offered = (BufferSpec("offered", "output", (batch,), "int32"),)
+    survival = (BufferSpec("survival", "output", (batch, depth), "float32"),)
     return (
         *inputs,
         *(confidence if graph.confidence_width else ()),
         *(offered if is_dealt(graph) else ()),
+        *(survival if graph.reports_survival else ()),
     )
 
 

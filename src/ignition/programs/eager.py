@@ -42,8 +42,8 @@ from ignition.programs.frames import (
     check_frame,
     check_pages,
     load_frame,
-    read_confidence,
     read_frame,
+    read_sidecar,
 )
 from ignition.programs.mixed_step import mixed_step
 from ignition.programs.pair_step import PairContext, pair_propose_step
@@ -55,6 +55,7 @@ from ignition.programs.steps import (
     round_step,
     terminal_step,
 )
+from ignition.programs.survival import write_survival
 from ignition.programs.tensors import StateTensors, scratch_pool, tensor_of
 from ignition.sampling import RowSampling, sample
 from ignition.state import ServingState
@@ -142,7 +143,15 @@ class EagerProgram:
     @property
     def confidence(self) -> Sidecar | None:
         """Of the frame that was just executed; None for a program that reports none."""
-        return read_confidence(self._buffers, self._model.pool.row_count, self._draft_capacity)
+        return self._sidecar("confidence")
+
+    @property
+    def survival(self) -> Sidecar | None:
+        """Of the frame that was just executed; None for a program that writes none."""
+        return self._sidecar("survival")
+
+    def _sidecar(self, name: str) -> Sidecar | None:
+        return read_sidecar(name, self._buffers, self._model.pool.row_count, self._draft_capacity)
 
     def _generate(self) -> None:
         """Run a single step or a round of what the lanes hold."""
@@ -154,6 +163,8 @@ class EagerProgram:
         round_step(
             context, tensors, block_count=blocks, with_logprobs=reports, packed_rows=graph.rows
         )
+        if graph.reports_survival:
+            write_survival(self._model.state, self._buffers)
 
     def _propose(self) -> None:
         """Fill in the proposals of a program that makes them itself."""

@@ -312,14 +312,16 @@ def _read_round(index: int, buffers: Buffers) -> LaneOutput:
     )
 
 
-def read_confidence(buffers: Buffers, row_count: int, draft_capacity: int) -> Sidecar | None:
-    """Return the confidence of an executed round by row, [1, rows, draft capacity].
+def read_sidecar(
+    name: str, buffers: Buffers, row_count: int, draft_capacity: int
+) -> Sidecar | None:
+    """Return what an executed round tells of its prefixes by row, [1, rows, draft capacity].
 
-    NaN where the round had nothing to say; None for a program that reports none.
+    NaN where the round had nothing to say; None for a program without a buffer of that name.
     """
-    if "confidence" not in buffers:
+    if name not in buffers:
         return None
-    table, rows = buffers["confidence"], buffers["rows"]
+    table, rows = buffers[name], buffers["rows"]
     sidecar = np.full((1, row_count, draft_capacity), np.nan, np.float32)
     is_active = rows >= 0
     sidecar[0, rows[is_active], : table.shape[1]] = table[is_active]

@@ -39,8 +39,8 @@ from ignition.programs.frames import (
     check_frame,
     check_pages,
     load_frame,
-    read_confidence,
     read_frame,
+    read_sidecar,
 )
 from ignition.programs.native_draft import NativeDraft
 from ignition.programs.native_library import (
@@ -271,7 +271,15 @@ class NativeProgram:
     @property
     def confidence(self) -> Sidecar | None:
         """Of the frame that was just executed; None for a program that reports none."""
-        return read_confidence(self._buffers, self._model.pool.row_count, self._draft_capacity)
+        return self._sidecar("confidence")
+
+    @property
+    def survival(self) -> Sidecar | None:
+        """Of the frame that was just executed; None for a program that writes none."""
+        return self._sidecar("survival")
+
+    def _sidecar(self, name: str) -> Sidecar | None:
+        return read_sidecar(name, self._buffers, self._model.pool.row_count, self._draft_capacity)
 
     def _active(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
         is_active = self._buffers["rows"] >= 0

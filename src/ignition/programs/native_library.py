@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.state import ServingState
 
-ABI_VERSION: Final = 4
+ABI_VERSION: Final = 5
 _SHAPE_WORDS: Final = 10
 
 _STATE_ARRAYS: Final = (
@@ -71,6 +71,7 @@ class LaneRecord(ctypes.Structure):
             "top_logprobs",
             "is_masked",
             "masks",
+            "survival",
         )
     ]
 
