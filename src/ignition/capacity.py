@@ -308,10 +308,8 @@ def _mixed_graphs(
         raise CapacityError(
             "--mixed-prefill", f"needs a prefill capacity in multiples of 64, not only {prefill}"
         )
-    graphs = mixed_graphs(
-        batches, prompts, options.depths, token_capacity=options.speculative_token_capacity
-    )
-    return tuple(graphs)
+    capacity = options.speculative_token_capacity
+    return tuple(mixed_graphs(batches, prompts, options.depths, token_capacity=capacity))
 
 
 def _check_rounds(options: CapacityOptions, context: int) -> None:
