@@ -48,7 +48,7 @@ def default_directory(
     }
     if any(program.graph.reports_survival for program in plan.programs):
         # The names of programs do not say so.
-        key["survival"] = True
+        key["survival"] = "told"
     if draft is not None:
         key["draft"] = draft.sha256
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
