@@ -141,8 +141,8 @@ def test_each_server_runs_rounds_of_its_own_sources(started) -> None:
 def test_greedy_answers_are_those_of_a_server_without_a_head(started, mode) -> None:
     bodies = [body_of(number) for number in range(60)]
     expected = started["ordinary"].ask_all(bodies, 4)
-    # The tiny head is right once in a hundred times, so a server that may choose leaves it after some
-    # rounds, and whether one was accepted until then is chance: the other modes show that.
+    # The tiny head is right once in a hundred times, so a server that may choose leaves it after
+    # some rounds, and whether one was accepted until then is chance: the other modes show that.
     counted = "offered" if mode == "learned" else "accepted"
     server, name = started[mode], f"flare_speculative_{counted}_tokens_total"
     before = server.metrics()[name]
