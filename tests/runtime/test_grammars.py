@@ -16,12 +16,13 @@ from helios.runtime.grammar_thread import GrammarThread
 from helios.runtime.grammars import KEPT_GRAMMARS, GrammarCompiler, MatchedOutput
 from helios.runtime.vocabulary import Vocabulary
 
-END, CONTROL, EMPTY, SIZE = 256, 257, 258, 260
+END, CONTROL, EMPTY, LAST, SIZE = 256, 257, 258, 259, 260
 
 
-def compiler() -> GrammarCompiler:
+def compiler(last: bytes = b"", without: tuple[int, ...] = ()) -> GrammarCompiler:
     """Token t is byte t; then an end token, a control token and two ids that stand for nothing."""
-    table = [bytes([byte]) for byte in range(256)] + [b"<end>", b"<control>", b"", b""]
+    table = [b"" if byte in without else bytes([byte]) for byte in range(256)]
+    table += [b"<end>", b"<control>", b"", last]
     vocabulary = Vocabulary(
         bytes_of=tuple(table),
         control_ids={"<end>": END, "<control>": CONTROL},
@@ -262,7 +263,7 @@ def test_a_fault_behind_a_queued_frame_is_told_where_its_tokens_are_committed():
 
 
 def test_a_text_that_must_come_is_forced():
-    """By the usual spelling while the output keeps to it, then by what any spelling must have."""
+    """In the usual spelling while nothing else was seen, then in the output's own one."""
     schema = {"type": "object", "properties": {"name": {"enum": ["nought", "nothing"]}}}
     message = json.dumps({**schema, "required": ["name"], "additionalProperties": False})
     output = opened(message, "json_schema")
@@ -275,9 +276,41 @@ def test_a_text_that_must_come_is_forced():
     assert masks == [{ord("h")}, {ord("i")}, {ord("n")}, {ord("g")}]
     wide = opened(message, "json_schema")
     wide.take(b'{\n  "', at=0)
-    assert bytes(wide.forced(9)).startswith(b"nam")
+    assert bytes(wide.forced(99)) == b'name": "no'
     wide.take(b'name" ', at=5)
-    assert bytes(wide.forced(9)) == b":"
+    assert bytes(wide.forced(99)) == b': "no'
+    wide.take(b':"noth', at=11)
+    assert bytes(wide.forced(99)) == b'ing"\n}'
+
+
+def test_an_indented_text_is_forced_line_by_line():
+    """Where the schema leaves nothing open, all behind the first line is proposed, and admitted."""
+    kinds = {"a": {"const": [1, {"b": "x"}]}, "c": {"const": {}}, "d": {"const": "\u00e4, {:"}}
+    schema = {"type": "object", "properties": kinds, "required": list(kinds)}
+    message = json.dumps({**schema, "additionalProperties": False})
+    value = {"a": [1, {"b": "x"}], "c": {}, "d": "\u00e4, {:"}
+    for indent in (1, 2, 3):
+        text = json.dumps(value, indent=indent, ensure_ascii=False).encode()
+        for place in range(text.index(b'"') + 1, len(text)):
+            output = opened(message, "json_schema")
+            output.take(text[:place], at=0)
+            assert bytes(output.forced(999)) == text[place:], (indent, place)
+            assert output.admitted(text[place:]) == len(text) - place
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "follows"), [(False, b'\xa4"]'), (True, b'\xa4"')], ids=["bytes", "no byte"]
+)
+def test_a_character_cut_in_two_beside_white_space(is_lost, follows):
+    """Translated text must have tokens; where it has none the grammar goes on without a guide."""
+    message = GrammarMessage(kind="json_schema", text=json.dumps({"const": ["a", "ä"]}), param="x")
+    cut = compiler(last=b',"\xc3', without=(0xC3,) if is_lost else ())
+    output = cut(message, ignores_end=False)
+    output.take(b'["a"', at=0)
+    output.take([LAST], at=4)
+    assert bytes(output.forced(99)) == follows
+    assert output.take(b'\xa4"]', at=5) == 3
+    assert output.is_complete
 
 
 def test_an_end_token_is_never_forced():

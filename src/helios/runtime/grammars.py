@@ -20,6 +20,7 @@ import tokenizers
 from helios.engine.grammar import GrammarError
 from helios.engine.manifest import TokenizerEntry
 from helios.engine.messages import GrammarMessage
+from helios.runtime.json_guide import JsonGuide
 from helios.runtime.matched_output import MatchedOutput, check_matcher, first_lines
 from helios.runtime.plain_tokenizer import plain_tokenizer
 from helios.runtime.text import read_text_side
@@ -30,8 +31,8 @@ class CompiledGrammar(NamedTuple):
     """A grammar at its start, to be copied for each request."""
 
     matcher: llguidance.LLMatcher
-    guide: llguidance.LLMatcher | None
-    """The same in one usual spelling of JSON."""
+    guide: JsonGuide | None
+    """Knows more of what comes next in a JSON text."""
 
 
 KEPT_GRAMMARS: Final = 64
@@ -99,12 +100,11 @@ class GrammarCompiler:
         check_matcher(matcher, "admits nothing")
         return CompiledGrammar(matcher, self._guide(grammar))
 
-    def _guide(self, grammar: GrammarMessage) -> llguidance.LLMatcher | None:
+    def _guide(self, grammar: GrammarMessage) -> JsonGuide | None:
         """Return the guide of a JSON schema; None for other grammars and where there is none."""
         if grammar.kind != "json_schema":
             return None
-        # How most texts write JSON, and most models: on one line, with a space behind commas and
-        # colons.
+        # The usual spelling of helios.runtime.json_spelling.
         source = llguidance.LLMatcher.grammar_from_json_schema(
             grammar.text,
             overrides={
@@ -114,7 +114,7 @@ class GrammarCompiler:
             },
         )
         guide = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=_LIMITS)
-        return None if guide.is_error() else guide
+        return None if guide.is_error() else JsonGuide(guide, self._tokens, self._ends)
 
     def _tokenized(self, text: bytes) -> tuple[int, ...]:
         """Return the tokens of a text that goes on, but the last, which may become a longer one."""
@@ -142,7 +142,7 @@ class GrammarCompiler:
             raise compiled
         return MatchedOutput(
             compiled.matcher.deep_copy(),
-            compiled.guide and compiled.guide.deep_copy(),
+            compiled.guide and compiled.guide.copy(),
             usual_tokens=self._usual_tokens,
             vocabulary_size=self._tokens.vocab_size,
             end_tokens=self._ends,

@@ -9,6 +9,7 @@ import llguidance
 import numpy as np
 
 from helios.engine.grammar import GrammarError, TokenMasks
+from helios.runtime.json_guide import JsonGuide
 
 _MESSAGE_LENGTH = 400
 
@@ -16,9 +17,8 @@ _MESSAGE_LENGTH = 400
 class MatchedOutput:
     """Implements helios.engine.grammar.OutputGrammar over one matcher.
 
-    The guide is a matcher of the same texts in one usual spelling, so it knows more of what comes
-    next; an output that leaves its spelling loses it. One lock per request: it is held for a mask
-    or a burst, some tenths of a millisecond.
+    The guide knows more of what comes next than the matcher; an output that it cannot follow loses
+    it. One lock per request: it is held for a mask or a burst, some tenths of a millisecond.
     """
 
     __slots__ = (
@@ -37,7 +37,7 @@ class MatchedOutput:
     def __init__(
         self,
         matcher: llguidance.LLMatcher,
-        guide: llguidance.LLMatcher | None,
+        guide: JsonGuide | None,
         *,
         usual_tokens: Callable[[bytes], Sequence[int]],
         vocabulary_size: int,
@@ -84,7 +84,7 @@ class MatchedOutput:
     def forced(self, limit: int) -> Sequence[int]:
         """Return up to `limit` tokens in which text that must come next is usually written."""
         with self._lock:
-            text = self._guide.compute_ff_bytes() if self._guide is not None else b""
+            text = self._guide.forced() if self._guide is not None else b""
             text = text or self._matcher.compute_ff_bytes()
             if not text:
                 return ()
@@ -133,10 +133,8 @@ class MatchedOutput:
                 self._fault = GrammarError(f"token {token} is not what the grammar allows here")
                 raise self._fault
             self._taken += 1
-        if self._guide is not None:
-            text = list(new[: self._taken - before])
-            if self._guide.try_consume_tokens(text) < len(text):
-                self._guide = None
+        if self._guide is not None and not self._guide.take(new[: self._taken - before]):
+            self._guide = None
         return min(len(tokens), self._taken - at)
 
     def _fill(self, mask: TokenMasks) -> None:
