@@ -82,14 +82,23 @@ def prompt(number: int, length: int) -> str:
     return (f"{number}: " + "the quick brown fox " * 40)[:length]
 
 
-@pytest.fixture(scope="module")
-def asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
+MODES = {
+    "ordinary": ["--speculation", "off"],
+    "adaptive": ["--speculation", "copy"],
+    "fixed": ["--speculation", "copy", "--speculation-mode", "fixed", "--draft-tokens", "3"],
+}
+
+
+@pytest.fixture(scope="module", params=MODES)
+def asker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Asker]:
     base = tmp_path_factory.mktemp("scenarios")
     model = write_tiny_directory(base / "tiny")
     options = ["--concurrency", str(SLOTS), "--prefill-capacities", "16,64", "--threads", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLARE_CACHE", str(base / "cache"))
-        with running([str(model), *options], base / "log") as (url, _):
+        with running([str(model), *options, *MODES[request.param]], base / "log") as (url, _):
             asker = Asker(url)
             yield asker
             asker.client.close()

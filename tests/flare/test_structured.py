@@ -72,7 +72,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         patch.setenv("FLARE_CACHE", str(base / "cache"))
         copying = [model, *options, "--speculation", "copy"]
         with (
-            running([model, *options], base / "plain.log") as (plain, _),
+            running([model, *options, "--speculation", "off"], base / "plain.log") as (plain, _),
             running(copying, base / "copy.log") as (copy, _),
         ):
             pair = (Server(plain), Server(copy))

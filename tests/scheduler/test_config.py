@@ -162,7 +162,8 @@ PLAIN: dict[str, Any] = {"prompt_tokens": 100, "max_output_tokens": 10}
 
 def bad_request_values() -> list[tuple[str, object]]:
     cases = [(name, value) for name in PLAIN for value in [*NO_INTEGER, 0]]
-    cases += [("width_limit", value) for value in NO_INTEGER]
+    limits = ("width_limit", "learned_width_limit")
+    cases += [(name, value) for name in limits for value in NO_INTEGER]
     cases += [("weight", value) for value in [*NO_NUMBER, 0, 0.0]]
     cases += [(name, value) for name in ("scored", "needs_feedback") for value in NO_BOOL]
     cases += [("tenant", value) for value in (None, 3, b"a", True, ("a",))]

@@ -288,6 +288,24 @@ def test_a_scheduler_is_made_of_its_records(
         Scheduler(**{"catalog": TINY.catalog, "resources": resources, **fields})
 
 
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        ((descriptor("decode-b1"),), "the catalog has no initialize graph"),
+        (TINY.catalog.graphs * 2, "is in the catalog twice"),
+        (TINY.catalog.graphs[::-1], "in the order of Catalog.of"),
+        (list(TINY.catalog.graphs), "in the order of Catalog.of"),
+        ((3,), r"graphs\[0\] must be"),
+        (None, "graphs must be"),
+    ],
+)
+def test_a_catalog_made_past_its_checks_is_refused(graphs: Any, message: str) -> None:
+    """Incomplete, doubled, out of order, or of other things."""
+    resources = World(TINY).resources
+    with pytest.raises(InvalidCatalogError, match=message):
+        Scheduler(catalog=Catalog(graphs), resources=resources)
+
+
 @pytest.mark.parametrize("graphs", [None, 3, [None], [*TINY.catalog.graphs, "decode-b4"]])
 def test_a_catalog_is_made_of_descriptors(graphs: Any) -> None:
     """The error names the place."""

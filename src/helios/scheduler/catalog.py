@@ -277,17 +277,26 @@ _REQUIRED = (
 class Catalog:
     """The prepared programs in their total order; a program's position is its graph index.
 
-    Build it with `Catalog.of`. Raises InvalidCatalogError for duplicates and for a catalog that
-    cannot carry a request from admission to retirement.
+    Build it with `Catalog.of`, which checks it; a scheduler takes no other (`check`).
     """
 
     graphs: tuple[GraphDescriptor, ...]
+
+    def check(self) -> None:
+        """Raise InvalidCatalogError for a catalog that `Catalog.of` would not have made."""
+        if Catalog.of(self.graphs, completion_tokens=1 << 32).graphs != self.graphs:
+            raise InvalidCatalogError(
+                "graphs must be in the order of Catalog.of, without estimates"
+            )
 
     @classmethod
     def of(
         cls, graphs: Iterable[GraphDescriptor], *, completion_tokens: int = COMPLETION_TOKENS
     ) -> Catalog:
         """Sort, validate and freeze the descriptors.
+
+        Raises InvalidCatalogError for duplicates and for a catalog that cannot carry a request from
+        admission to retirement.
 
         `completion_tokens` bounds the decode width of mixed graphs: what one lane's completion has
         room for.

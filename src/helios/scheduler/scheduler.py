@@ -60,6 +60,7 @@ class Scheduler:
         speculation = SpeculationConfig() if speculation is None else speculation
         error = InvalidPolicyError
         check_type(InvalidCatalogError, "catalog", catalog, Catalog, "a Catalog")
+        catalog.check()
         check_type(error, "resources", resources, ResourceConfig, "a ResourceConfig")
         check_type(error, "policy", policy, PolicyConfig, "a PolicyConfig")
         check_type(error, "speculation", speculation, SpeculationConfig, "a SpeculationConfig")
