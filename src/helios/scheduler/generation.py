@@ -196,6 +196,10 @@ class Generation:
     def _is_fixed(self) -> bool:
         return self._scene.view.shapes.speculation.mode is DecodeMode.FIXED
 
+    def _is_bounded(self, entry: int) -> bool:
+        """Tell whether an entry's cohorts are the prefixes of the three orderings alone."""
+        return bool(self._programs.is_ragged[entry]) and not self._is_fixed()
+
     # Cohorts --------------------------------------------------------------------------------------
 
     def settle(self, entry: int, floor: float) -> None:
@@ -272,7 +276,7 @@ class Generation:
         lanes, packed = int(self._lanes[entry]), int(self._programs.packed[entry])
         order = self._ranking(entry, pricing)
         lengths = table.lengths[lane_class, order[:lanes]]
-        if lengths.sum() <= packed:
+        if lengths.sum() <= packed and not (every and self._is_bounded(entry)):
             return [Cohort(order[:lanes], lengths, is_prefix=True)]
         if self._is_fixed():
             return self._packed(entry, pricing)
@@ -330,13 +334,14 @@ class Generation:
         """Return the cohorts among which is the entry's best undominated one, if there is any.
 
         A cohort escapes a smaller shape by a longer lane, more rows, more lanes or a longer prompt
-        chunk, so the best cohorts beyond each smaller capacity are enough.
+        chunk, so the best cohorts beyond each smaller capacity are enough. Of a ragged program in
+        adaptive mode only the prefixes of its orderings count, whether or not whole lanes fit.
         """
         geometry = self._scene.view.shapes.geometry
         smaller = geometry.smaller[int(self._programs.graph[entry])]
         pricing = self._pricing(entry)
         cohorts = self._cohorts(entry, pricing, every=True)
-        if len(smaller) and (self._is_fixed() or len(cohorts) == 1):
+        if len(smaller) and not self._is_bounded(entry):
             ragged = geometry.packed[smaller] < geometry.batch[smaller] * geometry.width[smaller]
             aboves = [0, *np.unique(geometry.packed[smaller][ragged]).tolist()]
             widths = np.unique(geometry.width[smaller]).tolist()
