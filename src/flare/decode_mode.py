@@ -64,15 +64,22 @@ def decode_mode(
     Raises FlareError for a package that lacks what was asked for.
     """
     sources = served_sources(manifest, request, mode)
+    tokens = request.asked_draft_tokens
     if not sources:
+        if tokens is not None:
+            raise FlareError(
+                "--draft-tokens: the package has no programs for proposals; prepare it again with "
+                "`flare prepare --speculation copy` or `learned`"
+            )
         return SpeculationConfig()
     if mode is SpeculationMode.ADAPTIVE:
         return SpeculationConfig(mode=DecodeMode.ADAPTIVE)
     if len(sources) > 1:
         raise FlareError("--speculation-mode fixed needs one source: --speculation copy or learned")
     widths = sorted({g.token_capacity for g in manifest.graphs if g.source == sources[0]})
-    asked = request.depth_of(sources[0]) + 1
-    width = asked if request.is_speculation_asked else widths[-1]
+    if tokens is None and request.is_speculation_asked:
+        tokens = request.depth_of(sources[0])
+    width = widths[-1] if tokens is None else tokens + 1
     if width not in widths:
         drafts = ", ".join(str(each - 1) for each in widths)
         raise FlareError(

@@ -44,7 +44,9 @@ class PackageRequest:
     draft: Path | None = None
     """The draft head's file or the draft model, where one was named."""
     is_speculation_asked: bool = False
-    """The command line says --speculation or one of its options; else a package decides."""
+    """The command line says --speculation or --draft; else a package decides."""
+    asked_draft_tokens: int | None = None
+    """--draft-tokens, whatever the source."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     mixed_prefill: bool = False
     row_sharing: str = "off"
@@ -151,7 +153,8 @@ def package_request(
         draft_tokens=copied,
         learned_tokens=learned,
         draft=draft,
-        is_speculation_asked=any(each is not None for each in (speculation, draft_tokens, draft)),
+        is_speculation_asked=speculation is not None or draft is not None,
+        asked_draft_tokens=draft_tokens,
         speculative_token_capacity=(
             max(DEFAULT_TOKEN_CAPACITY, copied + 1, learned + 1)
             if speculative_token_capacity is None

@@ -118,6 +118,19 @@ def test_a_package_is_served_with_the_sources_that_were_asked_for(
     assert decode_mode(package, request, ADAPTIVE).mode is mode
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
+def test_draft_tokens_alone_ask_for_no_source() -> None:
+    """The sources stay the package's own; without any there is nothing to bound."""
+    request = asked(None, "native", draft_tokens=3)
+    for package, expected in ((DRAFTING, ("learned",)), (EVERYTHING, ("copy", "learned"))):
+        assert served_sources(package, request, ADAPTIVE) == expected
+    assert decode_mode(DRAFTING, request, FIXED).fixed_width == 4
+    with pytest.raises(FlareError, match="programs for 1, 3 proposals, none for 2"):
+        decode_mode(DRAFTING, asked(None, "native", draft_tokens=2), FIXED)
+    with pytest.raises(FlareError, match="--draft-tokens: the package has no programs"):
+        decode_mode(PLAIN, request, ADAPTIVE)
+
+
 def test_every_source_has_a_depth_of_its_own() -> None:
     request = asked(BOTH)
     assert (request.draft_tokens, request.learned_tokens) == (7, 3)
