@@ -79,35 +79,47 @@ class DraftContext:
         x = self._decoder.project(torch.cat([context, token], dim=-1), self._join)
         return self._decoder.through_layers(x, groups, self.keys, self.values)
 
-    def propose(self, predicted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the likeliest token of each predicted row, the lowest id on a tie, and its
-        probability among the draft tokens, float32."""
-        logits = self._decoder.logits(predicted)
-        best = token_of_key(order_keys(logits).amax(dim=-1))
-        wide = logits.to(torch.float64)
-        chance = torch.softmax(wide, dim=-1).gather(1, best[:, None])[:, 0].to(torch.float32)
-        return self.token_ids.index_select(0, best), chance
+    def propose(self, inputs: StepInputs, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """As Draft.propose, from the target's hidden rows where nothing was predicted before."""
+        predicted = self.entries((inputs,), self.rows_before(inputs) if before is None else before)
+        best, chance = likeliest(self._decoder.logits(predicted))
+        return self.token_ids.index_select(0, best), chance, predicted
 
 
-class Absorber(Protocol):
-    """A draft that keeps a context of its own: a head, or a model."""
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the likeliest place of each row, the lowest on a tie, and its probability, float32."""
+    best = token_of_key(order_keys(logits).amax(dim=-1))
+    chances = torch.softmax(logits.to(torch.float64), dim=-1)
+    return best, chances.gather(1, best[:, None])[:, 0].to(torch.float32)
+
+
+class Draft(Protocol):
+    """What proposes inside a program and keeps a context of its own: a head, or a model."""
 
     def absorb(self, groups: Sequence[StepInputs], hidden: Tensor) -> None:
         """Keep what later proposals need of the tokens that were fed, and of their hidden rows."""
+        ...
+
+    def propose(self, inputs: StepInputs, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Append the entries of what is fed; return the likeliest token behind each, the lowest id
+        on a tie, its probability among the draft's tokens, float32, and the rows to go on from.
+
+        `before` are those rows of the proposal in front; None for the first.
+        """
         ...
 
 
 class DraftingDecoder:
     """Stands in for the target's decoder: whatever program feeds tokens, their entries are kept."""
 
-    def __init__(self, decoder: LlamaDecoder, draft: Absorber) -> None:
+    def __init__(self, decoder: LlamaDecoder, draft: Draft) -> None:
         self._decoder = decoder
         self._draft = draft
         self.geometry = decoder.geometry
         self.tiling = decoder.tiling
 
     @classmethod
-    def of(cls, decoder: LlamaDecoder, draft: Absorber) -> LlamaDecoder:
+    def of(cls, decoder: LlamaDecoder, draft: Draft) -> LlamaDecoder:
         """Return one as what the steps take."""
         return cast(LlamaDecoder, cls(decoder, draft))
 
@@ -127,12 +139,10 @@ class DraftingDecoder:
 
 
 @torch.inference_mode()
-def propose_step(
-    context: StepContext, draft: DraftContext, buffers: Tensors, *, block_count: int
-) -> None:
+def propose_step(context: StepContext, draft: Draft, buffers: Tensors, *, block_count: int) -> None:
     """Write the proposals of every live lane; places past its query length hold token zero.
 
-    Where the program reports confidence: the head's own probability of every prefix, zero past it.
+    Where the program reports confidence: the draft's own probability of every prefix, zero past it.
     """
     state, proposals = context.state, buffers["proposals"]
     requested = state.rows_or_scratch(buffers["rows"])
@@ -141,7 +151,7 @@ def propose_step(
     lengths = buffers["query_lengths"].masked_fill(~is_live, 0)
     first = state.rows["cached_tokens"].index_select(0, rows).to(torch.int64)
     tokens = state.rows["pending_token"].index_select(0, rows).to(torch.int64)
-    predicted: Tensor | None = None
+    before: Tensor | None = None
     prefix = torch.ones(rows.shape, device=rows.device)
     for place in range(proposals.shape[1]):
         # An entry is fed only where its proposal will be verified, so that no entry lies past the
@@ -155,9 +165,7 @@ def propose_step(
             is_used=is_used[:, None],
             block_count=block_count,
         )
-        before = draft.rows_before(inputs) if predicted is None else predicted
-        predicted = draft.entries((inputs,), before)
-        tokens, chance = draft.propose(predicted)
+        tokens, chance, before = draft.propose(inputs, before)
         proposals[:, place].copy_(tokens.masked_fill(~is_used, 0))
         prefix = prefix * chance
         if "confidence" in buffers:

@@ -32,6 +32,7 @@ from ignition.programs.buffers import (
     prompt_capacity,
 )
 from ignition.programs.draft_step import (
+    Draft,
     DraftContext,
     DraftingDecoder,
     deal_step,
@@ -46,7 +47,7 @@ from ignition.programs.frames import (
     read_sidecar,
 )
 from ignition.programs.mixed_step import mixed_step
-from ignition.programs.pair_step import PairContext, pair_propose_step
+from ignition.programs.pair_step import PairContext
 from ignition.programs.steps import (
     StepContext,
     decode_step,
@@ -172,11 +173,7 @@ class EagerProgram:
             return
         model = self._model
         assert model.draft is not None
-        blocks = self._block_count()
-        if isinstance(model.draft, PairContext):
-            pair_propose_step(model.context, model.draft, self._tensors, block_count=blocks)
-        else:
-            propose_step(model.context, model.draft, self._tensors, block_count=blocks)
+        propose_step(model.context, model.draft, self._tensors, block_count=self._block_count())
         if is_dealt(self._descriptor):
             deal_step(model.context, self._tensors, packed_rows=self._descriptor.rows)
 
@@ -260,7 +257,7 @@ class EagerModel:
             tiling=CPU_TILING,
             context_length_tokens=pool.pages_per_row * pool.page_size_tokens,
         )
-        self.draft: DraftContext | PairContext | None = None
+        self.draft: Draft | None = None
         tokens = self.state.keys.shape[1]
         if isinstance(draft, DraftModel):
             self.draft = PairContext(
