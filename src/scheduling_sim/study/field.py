@@ -30,11 +30,11 @@ from scheduling_sim.study.cells import (
     run_of,
     tokens_per_s,
 )
+from scheduling_sim.study.contexts import INTERVALS
 from scheduling_sim.study.goodput import AZURE, AZURE_OBJECTIVES, MOONCAKE
 from scheduling_sim.workload.named import workload
 from scheduling_sim.workload.records import Workload
 
-_INTERVALS: Final = (4096, 16_384, 32_768, 65_536)
 _FIELD: Final = ("fcfs", "prefill-first", "chunked", "vllm", "vtc", "mlfq", "srpt", "vllm-free")
 _ROUNDS: Final = ("plain", "fixed-width", "turbospec")
 _OURS: Final = "helios"
@@ -84,7 +84,7 @@ _LOADS: Final = (
         ),
         MOONCAKE,
         Objectives(ttft_ms=30_000.0, gap_ms=100.0, gap_quantile=0.99),
-        _INTERVALS,
+        INTERVALS,
     ),
     Load(
         "16 streams, strong draft",

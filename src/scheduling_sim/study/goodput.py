@@ -34,6 +34,7 @@ from scheduling_sim.study.cells import (
     number,
     run_of,
 )
+from scheduling_sim.study.contexts import INTERVALS
 from scheduling_sim.workload.named import workload
 from scheduling_sim.workload.records import Workload
 
@@ -67,7 +68,7 @@ _OBJECTIVES: Final = {
 }
 _INTERVALS: Final[Mapping[str, tuple[int, ...]]] = {
     "azure": (),
-    "mooncake": (4096, 16_384, 32_768, 65_536),
+    "mooncake": INTERVALS,
 }
 """Contexts that split the cost of a program; Mooncake's go from 1,000 to 100,000 tokens."""
 _WINDOW_S: Final = {"azure": 45.0, "mooncake": 200.0}
