@@ -259,7 +259,7 @@ def study(
     force: Annotated[bool, typer.Option(help="Run cells again that have a row already.")] = False,
     stale: Annotated[
         bool,
-        typer.Option(help="Run cells again whose row another commit made; may be stopped."),
+        typer.Option(help="Run cells again whose row other sources made; may be stopped."),
     ] = False,
 ) -> None:
     """Run the study behind docs/evaluation.md and rewrite its tables and plots.

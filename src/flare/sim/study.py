@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from flare.console import results
 from flare.errors import FlareError
-from flare.sim.provenance import source_commit
+from flare.sim.provenance import Source, source
 from scheduling_sim.report.plots.style import svg_bytes
 from scheduling_sim.study.cells import Group, Row, ordered
 from scheduling_sim.study.groups import GROUPS
@@ -22,11 +22,11 @@ class Again(NamedTuple):
 
     every: bool = False
     stale: bool = False
-    """Those whose row was made by another commit: a study that was stopped goes on."""
+    """Those whose row was made by other sources: a study that was stopped goes on."""
 
-    def asks_for(self, row: Row, commit: str) -> bool:
-        """Tell whether a cell with this row runs again."""
-        return self.every or (self.stale and row.get("commit") != commit)
+    def asks_for(self, row: Row, made_by: Source) -> bool:
+        """Tell whether a cell with this row runs again. A row without a tree is an old one."""
+        return self.every or (self.stale and row.get("tree") != made_by.tree)
 
 
 _MISSING: Final = Again()
@@ -65,10 +65,10 @@ def _draw(folder: Path, changed: Set[str]) -> None:
 
 
 def _run_group(group: Group, folder: Path, data: Path, again: Again) -> dict[str, Row]:
-    commit, rows = source_commit(), dict(read_rows(folder, group))
+    made_by, rows = source(), dict(read_rows(folder, group))
     spent_s = 0.0
     for number, cell in enumerate(group.cells, 1):
-        if cell.name in rows and not again.asks_for(rows[cell.name], commit):
+        if cell.name in rows and not again.asks_for(rows[cell.name], made_by):
             continue
         if cell.needs and not (data / cell.needs).exists():
             results().print(f"{group.name} {cell.name}: left out, {cell.needs} is not there")
@@ -77,8 +77,8 @@ def _run_group(group: Group, folder: Path, data: Path, again: Again) -> dict[str
         begun_s, started_s = time.process_time(), time.monotonic()
         row = cell.run(data)
         cpu_s, wall_s = time.process_time() - begun_s, time.monotonic() - started_s
-        stamps: Row = {"commit": commit, "cpu_s": round(cpu_s, 1), "wall_s": round(wall_s, 1)}
-        rows[cell.name] = {**row, **stamps}
+        took = {"cpu_s": round(cpu_s, 1), "wall_s": round(wall_s, 1)}
+        rows[cell.name] = {**row, **made_by._asdict(), **took}
         write_rows(folder, group, rows)
         spent_s += cpu_s
     if spent_s:

@@ -19,8 +19,8 @@ PLATFORM: Final = "rtx-pro-6000/llama-3.1-8b"
 """What every group runs on that does not replay a real run."""
 
 Row = Mapping[str, str | float | int | None]
-"""What a cell found; in a file also what made it, `commit`, and what it took, `cpu_s` and
-`wall_s`."""
+"""What a cell found; in a file also what made it, `commit` and `tree` (of the sources), and what it
+took, `cpu_s` and `wall_s`."""
 
 
 def as_served(policy: str) -> dict[str, object]:

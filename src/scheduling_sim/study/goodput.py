@@ -77,6 +77,7 @@ LEAST: Final = 0.98
 """Bars: goodput against the best baseline, and what it may never fall below."""
 _ROOM: Final = 100 / WANTED
 """Above this share of the best baseline nobody can reach the bar."""
+_COUNTED: Final = ("no", "one", "two", "all three")
 
 
 class _Window(NamedTuple):
@@ -183,16 +184,20 @@ def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
                     f"{WANTED:g}, never below {LEAST:g}",
                     middle >= WANTED and min(ratios) >= LEAST,
                     f"{middle - WANTED:+.2f}",
-                    _why(best, number(best, key), min(ratios)),
+                    _why(best, number(best, key), ratios),
                 )
             )
     return found
 
 
-def _why(best: Row, share: float, least: float) -> str:
+def _why(best: Row, share: float, ratios: Sequence[float]) -> str:
     room = f", so {100 / share:.2f} is the most that there is" if share > _ROOM else ""
-    floor = f"no window is below {LEAST:g}" if least >= LEAST else f"one window is below {LEAST:g}"
-    return f"The best baseline, `{best['policy']}`, serves {share:.1f} % within{room}; {floor}."
+    low = sum(ratio < LEAST for ratio in ratios)
+    windows = f"{_COUNTED[low]} window{' is' if low < 2 else 's are'}"
+    return (
+        f"The best baseline, `{best['policy']}`, serves {share:.1f} % within{room}; "
+        f"{windows} below {LEAST:g}."
+    )
 
 
 def _ratios(ours: Row, rivals: Sequence[Row], key: str) -> tuple[list[float], Row]:

@@ -155,7 +155,10 @@ def test_only_the_long_adaptation_is_judged_by_the_bar() -> None:
     long, default = optimum.verdicts(rows)
     assert not long.is_met
     assert long.figure == "2.50 %"
-    assert "reported" in default.what
+    assert default.line == (
+        "- largest error at the default of 100 ms, which has no bar: 2.50 %. "
+        "Largest in the scene with x."
+    )
 
 
 # Contexts -----------------------------------------------------------------------------------------
@@ -267,6 +270,23 @@ def test_goodput_is_judged_window_by_window_against_the_best_baseline_of_each() 
     assert worst.figure == tail.figure
     rows["95% b"] = goodput_row("b", 60, 50, 60)
     assert goodput.verdicts(rows)[0].is_met
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((98, 99, 100), "no window is below 0.98"),
+        ((97, 98, 100), "one window is below 0.98"),
+        ((97, 50, 100), "two windows are below 0.98"),
+        ((97, 50, 0), "all three windows are below 0.98"),
+    ],
+)
+def test_windows_below_the_floor_are_counted(shares: tuple[float, ...], said: str) -> None:
+    rows = {
+        "95% helios": goodput_row("helios", *shares),
+        "95% a": goodput_row("a", 100, 100, 100),
+    }
+    assert goodput.verdicts(rows)[0].why.endswith(f"; {said}.")
 
 
 def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from flare.errors import FlareError
 from flare.sim import study
-from flare.sim.provenance import source_commit
+from flare.sim.provenance import source
 from scheduling_sim.report.plots.style import new_figure, svg_bytes
 from scheduling_sim.study import long_prompt, speculation, tenants
 from scheduling_sim.study.cells import Cell, Group, Row, Verdict, number, ordered, text_of
@@ -60,7 +60,7 @@ def test_missing_cells_run_once_and_the_table_is_rewritten(
 def test_a_study_that_was_stopped_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of another commit stay until their cell has run; those of this one are left alone."""
+    """Rows of other sources stay until their cell has run; those of these are left alone."""
     calls: list[str] = []
     group = small_group(calls)
     monkeypatch.setattr(study, "GROUPS", (group,))
@@ -68,11 +68,17 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(
     page.write_text(PAGE)
     study.run_study([], page, tmp_path)
     rows = dict(read_rows(tmp_path / "page", group))
-    assert rows["a"]["commit"] == source_commit()
+    assert (rows["a"]["commit"], rows["a"]["tree"]) == source()
     assert isinstance(rows["a"]["cpu_s"], float)
-    write_rows(tmp_path / "page", group, {**rows, "c": {**rows["c"], "commit": "older"}})
-    study.run_study([], page, tmp_path, again=study.Again(stale=True))
-    assert calls == ["a", "c", "c"]
+    old = {key: value for key, value in rows["c"].items() if key != "tree"}
+    for made_before, runs in (
+        ({**rows["a"], "commit": "rebased"}, []),
+        ({**rows["a"], "tree": "older"}, ["a"]),
+    ):
+        calls.clear()
+        write_rows(tmp_path / "page", group, {"a": made_before, "c": old})
+        study.run_study([], page, tmp_path, again=study.Again(stale=True))
+        assert calls == [*runs, "c"], "a row without a tree is older than trees"
 
     def stop(data: Path) -> Row:
         raise KeyboardInterrupt
