@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import hypothesis
 import pytest
@@ -129,6 +130,29 @@ def test_lookup_equals_brute_force_on_a_small_world(with_row: bool) -> None:
     assert cases == 16 * 11
 
 
+def test_lookup_equals_brute_force_on_ten_thousand_random_worlds() -> None:
+    """Up to eight prefixes of any length, with and without a state row, asked for in any prompt."""
+    source, found = random.Random(5), 0
+    for _ in range(10_000):
+        pool = pool_of(pages=64, snapshots=8)
+        store = CheckpointStore(pool)
+        endpoints = [Endpoint(tokens, b"%d" % tokens) for tokens in source.sample(range(1, 30), 8)]
+        plain = []
+        for order, endpoint in enumerate(endpoints[: source.randint(0, 8)]):
+            with_row = source.random() < 0.5
+            made = kept(pool, store, endpoint.key, endpoint.tokens, with_row=with_row)
+            plain.append(
+                twin.Kept(endpoint.key, endpoint.tokens, 3, 0, order, made.pages, has_row=with_row)
+            )
+        prompt = source.randint(1, 32)
+        wanted = sorted(e for e in source.sample(endpoints, 6) if e.tokens <= prompt)
+        deepest = store.deepest(wanted, prompt)
+        pairs = [(e.tokens, e.key) for e in wanted]
+        assert (deepest.key if deepest else None) == twin.deepest(plain, pairs, prompt, PAGE)
+        found += deepest is not None
+    assert 2_000 < found < 9_000
+
+
 # Victims ----------------------------------------------------------------------------------------
 
 
@@ -154,6 +178,80 @@ def test_victims_by_demand_then_role_then_endpoint_then_age() -> None:
         assert len(gone) == 1
         order += gone
     assert order == [b"short", b"twin", b"long", b"end", b"terminal", b"anchor", b"recent"]
+
+
+VictimWorld = list[tuple[int, Role, int, str]]
+"""Demand, role, tokens, and who else has its pages: `free`, `resident` (a live request), `pinned`
+(a newcomer who shares its pages is still copying from it)."""
+
+
+def check_victims(world: VictimWorld, *, for_row: bool) -> None:
+    """Ask for one page or row after the other; the twin lists every victim, the worst first."""
+    pool = pool_of(snapshots=len(world))
+    store = CheckpointStore(pool)
+    plain, residents = [], []
+    for order, (demand, role, tokens, state) in enumerate(world):
+        key = b"%d" % order
+        row, pages = pool.reserve(pool.config.pages_for(tokens))
+        snapshot = pool.take_snapshot()
+        made = store.arm(key, tokens, role, snapshot_row=snapshot, demand_ns=demand)
+        store.publish(made, pages[: tokens // PAGE])
+        if state == "resident":
+            residents.append(pages)
+        else:
+            pool.release(row, pages)
+        if state == "pinned":
+            store.pin(made)
+            residents.append(pool.reserve(0, made.pages)[1])
+        plain.append(
+            twin.Kept(key, tokens, role, demand, order, made.pages, True, int(state == "pinned"))
+        )
+    expected = twin.victims(plain, residents, for_row=for_row)
+    gone: list[object] = []
+    while len(gone) < len(expected):
+        if for_row:
+            assert store.obtain_mandatory() is not None
+        else:
+            store.make_room(pool.pages_free + 1)
+        left = {one.key for one in plain if store.is_known(one.key)}
+        gone += [one.key for one in plain if one.key not in left and one.key not in gone]
+        assert gone == expected[: len(gone)], (world, for_row)
+    assert not for_row or store.obtain_mandatory() is None, "nobody else is a victim"
+    assert for_row or pool.pages_available == pool.pages_free, "no page of anybody else can be had"
+
+
+VICTIM_KINDS = [
+    (demand, role, tokens, state)
+    for demand in (0, 5)
+    for role in (Role.EARLIER, Role.ANCHOR)
+    for tokens in (4, 8)
+    for state in ("free", "resident", "pinned")
+]
+
+
+@pytest.mark.parametrize("for_row", [True, False])
+def test_the_victims_of_every_small_world(for_row: bool) -> None:
+    """All pairs of checkpoints of two demands, roles, endpoints and three states, in either order
+    of creation; equal ones go in the order of creation (5.6)."""
+    for world in itertools.product(VICTIM_KINDS, repeat=2):
+        check_victims(list(world), for_row=for_row)
+
+
+@pytest.mark.parametrize("for_row", [True, False])
+def test_the_victims_of_ten_thousand_random_worlds(for_row: bool) -> None:
+    """Up to six checkpoints of every role (5.6)."""
+    source = random.Random(f"victims {for_row}")
+    for _ in range(5_000):
+        world = [
+            (
+                source.choice([0, 0, 3, 5]),
+                source.choice(list(Role)),
+                source.choice([1, 4, 8, 8, 12]),
+                source.choice(["free", "free", "resident", "pinned"]),
+            )
+            for _ in range(source.randint(1, 6))
+        ]
+        check_victims(world, for_row=for_row)
 
 
 def test_a_checkpoint_shared_with_a_live_request_is_no_victim_for_pages_but_one_for_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,3 +43,11 @@ def test_useful_shapes_of_every_small_world() -> None:
         for capacities in itertools.combinations(range(1, 7), size):
             for demand in range(1, 9):
                 check(list(capacities), demand)
+
+
+def test_useful_shapes_of_ten_thousand_random_worlds() -> None:
+    """Up to twelve capacities of up to 64, against the definition (5.3)."""
+    source = random.Random(53)
+    for _ in range(10_000):
+        capacities = source.sample(range(1, 65), source.randint(1, 12))
+        check(capacities, source.randint(1, 70))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -14,7 +15,7 @@ from helios.scheduler.continuation import (
     index_rate,
 )
 from helios.scheduler.waiting import Waiting
-from tests.scheduler.oracles.chains import Ending, verdicts_of
+from tests.scheduler.oracles.chains import Ending, best_ending, share_of, verdicts_of
 
 
 def chains_of(table: list[list[Ending]]) -> Chains:
@@ -69,6 +70,46 @@ def test_ten_thousand_random_cohorts_of_chains() -> None:
     """The same on 10,000 random cases (10.8)."""
     for seed in range(10_000):
         check_measured(seed)
+
+
+SMALL_ENDINGS = [
+    Ending(value, slope, further_ms)
+    for value in (0.0, 2.0, 4.0, -np.inf)
+    for slope in (0.0, 0.5)
+    for further_ms in (2.0, 6.0, None)
+]
+
+
+@pytest.mark.parametrize("first_ms", [None, 2.0])
+def test_every_small_chain(first_ms: float | None) -> None:
+    """All chains of one and two endings; the first of equal ones counts (10.8, 10.10)."""
+    table = [[ending] for ending in SMALL_ENDINGS]
+    table += [list(pair) for pair in itertools.product(SMALL_ENDINGS, repeat=2)]
+    table = [endings for endings in table if any(e.value > -np.inf for e in endings)]
+    found = contributions_of(chains_of(table), np.array([first_ms or 0.0]))
+    for position, endings in enumerate(table):
+        place, is_known = best_ending(endings, first_ms)
+        assert found.ending[0, position] == place, endings
+        assert found.value[0, position] == share_of(endings[place], first_ms)
+        assert found.useful[0, position] == endings[place].value
+        assert found.known[0, position] == is_known
+
+
+def test_every_small_cohort_of_chains() -> None:
+    """All cohorts of three chains of two values and three lengths, on one to three rows (10.8)."""
+    endings = [Ending(v, s, f) for v in (0.0, 8.0) for s in (0.0, 0.5) for f in (2.0, 6.0, 14.0)]
+    compared = 0
+    for count in (1, 2, 3):
+        for chosen in itertools.product(endings, repeat=count):
+            table = [[ending] for ending in chosen]
+            found = contributions_of(chains_of(table), np.array([2.0]))
+            shares = np.sort(found.value[0])[::-1]
+            for rows, waiting in itertools.product(range(1, count + 1), (0.0, 0.5)):
+                verdicts = verdicts_of(table, rows, 2.0, waiting)
+                best = max(verdict.score for verdict in verdicts)
+                assert index_rate(float(shares[:rows].sum()), 2.0, Waiting(waiting)) == best
+                compared += 1
+    assert compared == 2 * (12 + 2 * 12**2 + 3 * 12**3)
 
 
 @pytest.mark.parametrize("first_ms", [None, 2.0])

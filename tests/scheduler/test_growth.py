@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
+from typing import NamedTuple
 
 from helios.scheduler.growth import Budget, Lane, budget_of, pages_to_add, reach_of
 
@@ -82,44 +84,84 @@ def test_prompts_are_promised_their_pages_in_their_order() -> None:
     assert budget([], [two, one], 7).pages_wanted == 0
 
 
-def test_the_budget_is_what_a_count_page_by_page_says() -> None:
+class Dealt(NamedTuple):
+    """What a deal gave everybody, and what happened on the way."""
+
+    tokens: tuple[int, ...]
+    is_stuck: bool
+    """Somebody has to wait for the pages of others."""
+    longer: int
+    """Streams that got more than their least."""
+    covered: int
+    """Prompts that could become a whole, and so took pages."""
+
+
+def deal(generating: list[Lane], prompts: list[Lane], available: int, extent: int) -> Dealt:
     """A dumb twin: pages are dealt one at a time from a heap, by the sentences of 6.3."""
+    heap = ["page"] * available
+    expected = [dealt(lane, lane.least, heap, extent) for lane in generating]
+    longer, covered, waits = 0, 0, False
+    for index, lane in enumerate(generating):
+        if expected[index]:
+            most = dealt(with_least(lane, extent), lane.most, heap, extent)
+            expected[index] = most or lane.least
+            longer += most > lane.least
+    for lane in prompts:
+        spare = list(heap)
+        is_covered = dealt(lane, lane.whole, spare, extent) > 0
+        reach = lane.most
+        while reach and not dealt(lane, reach, list(heap if is_covered else ()), extent):
+            reach -= 1
+        expected.append(reach if reach >= lane.least else 0)
+        heap = spare if is_covered else heap
+        covered += is_covered
+        waits = waits or (not is_covered and expected[-1] == 0)
+    is_stuck = 0 in expected[: len(generating)] or (waits and not any(expected))
+    return Dealt(tuple(expected), is_stuck, longer, covered)
+
+
+def check_budget(
+    generating: list[Lane], prompts: list[Lane], available: int, extent: int
+) -> Counter[str]:
+    """Compare a budget with the twin; tell what the twin came across."""
+    found = budget(generating, prompts, available, extent)
+    expected = deal(generating, prompts, available, extent)
+    assert found.tokens == expected.tokens, (generating, prompts, available, extent)
+    assert (found.pages_wanted > 0) == expected.is_stuck
+    return Counter(
+        wanted=expected.is_stuck,
+        longer=expected.longer,
+        covered=expected.covered,
+        uncovered=len(prompts) - expected.covered,
+    )
+
+
+def test_every_small_budget() -> None:
+    """All of up to two streams and one prompt on pages of four tokens: at the end of a page or one
+    token before it, of one or two lengths, with no to three pages free (6.3)."""
+    streams = [Lane(position, 2, 1, most) for position in (7, 8) for most in (1, 2, 5)]
+    whole = [Lane(p, -(-p // PAGE), least, 5, 8) for p in (0, 3, 4) for least in (1, 5)]
+    seen: Counter[str] = Counter()
+    for count, chosen in itertools.product(range(3), [[], *([lane] for lane in whole)]):
+        for generating in itertools.product(streams, repeat=count):
+            for available, extent in itertools.product(range(4), range(2)):
+                seen += check_budget(list(generating), chosen, available, extent)
+    assert min(seen[name] for name in ("wanted", "longer", "covered", "uncovered")) > 100, seen
+
+
+def test_the_budget_is_what_a_count_page_by_page_says() -> None:
+    """10,000 random worlds of up to three streams and three prompts (6.3)."""
     rng = random.Random(11)
-    seen = {"uncovered": 0, "covered": 0, "wanted": 0, "longer": 0}
-    for _ in range(3_000):
+    seen: Counter[str] = Counter()
+    for _ in range(10_000):
         generating = [random_lane(rng) for _ in range(rng.randrange(4))]
         prompts = [
             lane._replace(whole=lane.most + rng.randrange(12))
             for lane in (random_lane(rng) for _ in range(rng.randrange(4)))
         ]
         available, extent = rng.randrange(14), rng.randrange(3)
-        found = budget(generating, prompts, available, extent)
-        heap = ["page"] * available
-        expected = [dealt(lane, lane.least, heap, extent) for lane in generating]
-        for index, lane in enumerate(generating):
-            if expected[index]:
-                longer = dealt(with_least(lane, extent), lane.most, heap, extent)
-                expected[index] = longer or lane.least
-                seen["longer"] += longer > lane.least
-        waits = False
-        for lane in prompts:
-            spare = list(heap)
-            is_covered = dealt(lane, lane.whole, spare, extent) > 0
-            reach = lane.most
-            while reach and not dealt(lane, reach, list(heap if is_covered else ()), extent):
-                reach -= 1
-            expected.append(reach if reach >= lane.least else 0)
-            if is_covered:
-                heap = spare
-                seen["covered"] += 1
-            else:
-                seen["uncovered"] += 1
-                waits = waits or expected[-1] == 0
-        assert found.tokens == tuple(expected)
-        stuck = 0 in expected[: len(generating)] or (waits and not any(expected))
-        assert (found.pages_wanted > 0) == stuck
-        seen["wanted"] += stuck
-    assert min(seen.values()) > 300, seen
+        seen += check_budget(generating, prompts, available, extent)
+    assert min(seen[name] for name in ("wanted", "longer", "covered", "uncovered")) > 1_000, seen
 
 
 def with_least(lane: Lane, extent: int) -> Lane:

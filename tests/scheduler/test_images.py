@@ -138,13 +138,26 @@ def test_windows_are_the_fewest_groups_of_whole_images() -> None:
     for count in range(6):
         for features in itertools.product(range(1, 5), repeat=count):
             for rows in range(max(features, default=1), 9):
-                images = [ImageSpan(i, 1, f) for i, f in enumerate(features)]
-                bounds = [0]
-                while bounds[-1] < count:
-                    bounds.append(window_end(images, bounds[-1], rows))
-                assert all(sum(features[a:b]) <= rows for a, b in itertools.pairwise(bounds))
-                assert len(bounds) - 1 == window_count(images, rows)
-                assert len(bounds) - 1 == oracle.fewest_windows(features, rows)
+                check_windows(features, rows)
+
+
+def check_windows(features: tuple[int, ...], rows: int) -> None:
+    """Walk the windows of images of these feature rows; count them against the enumeration."""
+    images = [ImageSpan(i, 1, f) for i, f in enumerate(features)]
+    bounds = [0]
+    while bounds[-1] < len(images):
+        bounds.append(window_end(images, bounds[-1], rows))
+    assert all(sum(features[a:b]) <= rows for a, b in itertools.pairwise(bounds))
+    assert len(bounds) - 1 == window_count(images, rows)
+    assert len(bounds) - 1 == oracle.fewest_windows(features, rows)
+
+
+def test_windows_of_ten_thousand_random_prompts() -> None:
+    """Up to eight images of up to forty feature rows, in any storage that holds them (7.1)."""
+    source = random.Random(71)
+    for _ in range(10_000):
+        features = tuple(source.randint(1, 40) for _ in range(source.randint(0, 8)))
+        check_windows(features, source.randint(max(features, default=1), 120))
 
 
 def test_a_window_is_as_full_as_whole_images_allow() -> None:

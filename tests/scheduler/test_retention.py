@@ -24,6 +24,7 @@ def cuts_of(
     shapes: tuple[tuple[int, float], ...] = SHAPES,
     copy_ms: float = 0.25,
     fraction: float = 0.05,
+    is_free: bool = False,
 ) -> dict[int, Role]:
     """Return the chosen endpoints with their roles."""
     cuts = choose_cuts(
@@ -34,6 +35,7 @@ def cuts_of(
         work=PrefillWork(shapes),
         copy_ms=copy_ms,
         fraction=fraction,
+        is_free=is_free,
     )
     assert [cut.tokens for cut in cuts] == sorted(cut.tokens for cut in cuts)
     return {cut.tokens: cut.role for cut in cuts}
@@ -152,14 +154,71 @@ def plainly(endpoints, prompt, resumed, known, shapes, copy_ms, fraction) -> dic
         return {}
     chosen = {first[0].tokens: Role.ANCHOR}
     extras = [*messages[:-1][::-1], *(e for e in ends if e is not first[0])]
-    allowance = fraction * twin.cheapest_prefill_ms(prompt - resumed, shapes)
+    allowance = fraction * twin.cheapest_prefill_ms(prompt - resumed, shapes) if shapes else 0.0
     spent = 0.0
-    for extra in extras if copy_ms > 0 else ():
+    for extra in extras if copy_ms > 0 and shapes else ():
         cost = twin.extra_cost_ms(extra.tokens, list(chosen), resumed, prompt, shapes, copy_ms)
         if spent + cost <= allowance:
             spent += cost
             chosen[extra.tokens] = Role.EARLIER if extra.ends_message else Role.PROMPT_END
     return dict(sorted(chosen.items()))
+
+
+def small_endpoints(prompt: int) -> list[tuple[list[Endpoint], tuple[bytes, ...]]]:
+    """Every set of endpoints of a prompt, each new or kept already; the last one of either sort."""
+    inner = [(None, None), (True, False), (True, True)]
+    last = [*inner, (False, False), (False, True)]
+    found = []
+    for states in itertools.product(*[inner] * (prompt - 1), last):
+        endpoints, known = [], []
+        for tokens, (ends_message, is_known) in enumerate(states, start=1):
+            if ends_message is not None:
+                endpoints.append(Endpoint(tokens, b"%d" % tokens, ends_message=ends_message))
+                known += [b"%d" % tokens] if is_known else []
+        found.append((endpoints, tuple(known)))
+    return found
+
+
+def test_choice_equals_the_plain_rule_on_every_small_prompt() -> None:
+    """All prompts of up to five tokens, resumed anywhere: every set of endpoints and kept states,
+    two catalogs and none, a copy that is unknown, cheap or dear, and three fractions (5.2, 5.3)."""
+    catalogs = ((), ((1, 0.5), (4, 1.5)), ((2, 1.0),))
+    costs = list(itertools.product(catalogs, (0.0, 0.25, 0.5), (0.0, 0.25, 1.0)))
+    kept = dict.fromkeys(range(6), 0)
+    for prompt in range(1, 6):
+        for endpoints, known in small_endpoints(prompt):
+            for resumed in range(prompt):
+                for shapes, copy_ms, fraction in costs:
+                    found = cuts_of(
+                        endpoints,
+                        prompt,
+                        resumed=resumed,
+                        known=known,
+                        shapes=shapes,
+                        copy_ms=copy_ms,
+                        fraction=fraction,
+                    )
+                    expected = plainly(endpoints, prompt, resumed, known, shapes, copy_ms, fraction)
+                    assert found == expected, (endpoints, resumed, known, shapes, copy_ms, fraction)
+                    kept[len(found)] += 1
+    assert min(kept.values()) > 0, kept
+
+
+def test_pages_that_are_the_whole_state_are_kept_for_nothing() -> None:
+    """Neither split nor copy: every eligible endpoint is kept, whatever is measured (5.3)."""
+    for endpoints, known in small_endpoints(4):
+        for shapes, copy_ms in (((), 0.0), (SHAPES, 0.25)):
+            found = cuts_of(
+                endpoints,
+                4,
+                known=known,
+                shapes=shapes,
+                copy_ms=copy_ms,
+                fraction=0.0,
+                is_free=True,
+            )
+            assert list(found) == [e.tokens for e in endpoints if e.key not in known]
+            assert list(found.values()).count(Role.ANCHOR) == min(1, len(found))
 
 
 def test_choice_equals_the_plain_rule() -> None:

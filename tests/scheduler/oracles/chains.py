@@ -38,6 +38,22 @@ def usable(endings: Sequence[Ending]) -> list[Ending]:
     return [ending for ending in endings if ending.further_ms is not None] or list(endings)
 
 
+def best_ending(endings: Sequence[Ending], first_ms: float | None) -> tuple[int, bool]:
+    """Return the place of the ending with the largest share, and whether its chain is measured.
+
+    Of several equal ones the first in the order of the catalog; an ending of value -inf is none.
+    """
+    places = [place for place, ending in enumerate(endings) if ending.value > float("-inf")]
+    measured = [place for place in places if endings[place].further_ms is not None]
+    is_known = first_ms is not None and bool(measured)
+    best = None
+    for place in measured if is_known else places:
+        if best is None or share_of(endings[place], first_ms) > share_of(endings[best], first_ms):
+            best = place
+    assert best is not None
+    return best, is_known
+
+
 def verdicts_of(
     chains: Sequence[Sequence[Ending]], rows: int, first_ms: float | None, waiting: float
 ) -> list[Verdict]:
