@@ -59,6 +59,12 @@ def no_verdicts(rows: Mapping[str, Row]) -> Sequence[Verdict]:
     return ()
 
 
+def no_summary(rows: Mapping[str, Row]) -> str:
+    """Say nothing beside the table."""
+    del rows
+    return ""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cell:
     """One experiment."""
@@ -81,6 +87,8 @@ class Group:
     """Of the table, in order; each is a key of every row."""
     verdicts: Callable[[Mapping[str, Row]], Sequence[Verdict]] = no_verdicts
     """Bars against the rows of the cells that are there; called with one row at the least."""
+    summary: Callable[[Mapping[str, Row]], str] = no_summary
+    """Markdown between the table and the bars, from the same rows; empty where none is needed."""
 
     def table(self, rows: Mapping[str, Row]) -> str:
         """Return the rows of the cells in their order as a Markdown table."""
@@ -98,6 +106,9 @@ class Group:
         if left_out:
             lines += ["", f"Left out, for want of data or time: {', '.join(left_out)}."]
         found = {cell.name: rows[cell.name] for cell in self.cells if cell.name in rows}
+        summary = self.summary(found) if found else ""
+        if summary:
+            lines += ["", summary]
         verdicts = self.verdicts(found) if found else ()
         if verdicts:
             lines += ["", *(verdict.line for verdict in verdicts)]

@@ -3,21 +3,22 @@
 One machine, one seed, moderate load, durations known: breadth, where the other groups have depth.
 Requests count as served within TTFT 2 s and gaps of 100 ms by P99 (Mooncake 30 s), as in the
 goodput groups. A baseline that never looks at the future cannot be blamed for `srpt`, which is told
-the length of every answer. Tenants and long prompts have groups of their own, images no program on
-this machine.
+the length of every answer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from scheduling_sim.acceptance import acceptance
-from scheduling_sim.metrics import Objectives
+from scheduling_sim.metrics import RunMetrics
 from scheduling_sim.platforms import platform
+from scheduling_sim.run_log import RunLog
 from scheduling_sim.simulation import Setup
+from scheduling_sim.study import standing
 from scheduling_sim.study.cells import (
     PLATFORM,
     Cell,
@@ -26,188 +27,108 @@ from scheduling_sim.study.cells import (
     Verdict,
     as_served,
     latencies,
-    number,
     run_of,
     tokens_per_s,
 )
-from scheduling_sim.study.contexts import INTERVALS
-from scheduling_sim.study.goodput import AZURE, AZURE_OBJECTIVES, MOONCAKE
-from scheduling_sim.workload.named import workload
-from scheduling_sim.workload.records import Workload
+from scheduling_sim.study.field_loads import DRAFT, FIXED, LOADS, OURS, Load
 
-_FIELD: Final = ("fcfs", "prefill-first", "chunked", "vllm", "vtc", "mlfq", "srpt", "vllm-free")
-_ROUNDS: Final = ("plain", "fixed-width", "turbospec")
-_OURS: Final = "helios"
+WIDTHS: Final = (2, 3, 4, 6)
+"""Every width that the catalog has rounds of."""
 
 
-class Load(NamedTuple):
-    """A kind of workload and who competes on it."""
+class Outcome(NamedTuple):
+    """One run; `width` is that of its rounds where one was asked for."""
 
-    title: str
-    ask: Callable[[Path], Workload]
-    needs: str = ""
-    objectives: Objectives = AZURE_OBJECTIVES
-    intervals: tuple[int, ...] = ()
-    draft: str = ""
-    """Acceptance profile; with one, rounds compete on a speculative catalog."""
+    log: RunLog
+    metrics: RunMetrics
+    width: int | None
 
     @property
-    def policies(self) -> tuple[str, ...]:
-        """Return who competes."""
-        return (_OURS, *(_ROUNDS if self.draft else _FIELD))
+    def whole_ms(self) -> float:
+        """The mean time of a whole answer."""
+        mean = self.metrics.e2e_ms.mean
+        return float("inf") if mean is None else mean
 
 
-def _named(name: str, **options: str | float) -> Callable[[Path], Workload]:
-    return lambda _: workload(name, seed=1, **options)
-
-
-_LOADS: Final = (
-    Load("poisson", _named("poisson", rate_per_s=6.0, duration_s=40.0)),
-    Load("bursty, cv 13", _named("bursty", rate_per_s=4.0, cv=13.0, duration_s=60.0)),
-    Load("closed loop", _named("closed-loop", users=48, requests_per_user=4, think_s=1.0)),
-    Load("conversations", _named("conversations", rate_per_s=1.0, duration_s=40.0)),
-    Load(
-        "heavy-tailed answers",
-        _named("poisson", rate_per_s=2.0, duration_s=40.0, output="pareto:150:1.2"),
-    ),
-    Load(
-        "azure",
-        lambda data: workload(
-            f"azure-conv:{data / AZURE}", start_s=600, length_s=40, rate_per_s=6.0
-        ),
-        AZURE,
-    ),
-    Load(
-        "mooncake",
-        lambda data: workload(
-            f"mooncake-conv:{data / MOONCAKE}", start_s=600, length_s=100, share=0.1, seed=1
-        ),
-        MOONCAKE,
-        Objectives(ttft_ms=30_000.0, gap_ms=100.0, gap_quantile=0.99),
-        INTERVALS,
-    ),
-    Load(
-        "16 streams, strong draft",
-        _named(
-            "closed-loop",
-            users=16,
-            requests_per_user=3,
-            think_s=0.01,
-            ramp_s=0.01,
-            prompt="fixed:128",
-            output="fixed:300",
-        ),
-        draft="strong-draft",
-    ),
-)
-
-
-def _run(load: Load, policy: str, data: Path) -> Row:
-    mode = "speculative" if load.draft else "mixed"
+def outcome_of(load: Load, policy: str, data: Path, width: int | None = None) -> Outcome:
+    """Return one run of a policy on a load, of rounds of a width where one is given."""
     chosen = platform(
-        PLATFORM, mode=mode, slots=64, page_growth=True, context_intervals=load.intervals
+        PLATFORM,
+        mode=load.mode,
+        slots=load.slots,
+        page_growth=True,
+        context_intervals=load.intervals,
     )
     setup = Setup(
         platform=chosen,
         workload=load.ask(data),
         policy=policy,
-        options=as_served(policy),
-        acceptance=acceptance(load.draft, seed=1) if load.draft else None,
+        options=as_served(policy) | ({} if width is None else {"width": width}),
+        acceptance=acceptance(DRAFT, seed=1) if load.has_rounds else None,
     )
-    log, metrics = run_of(setup, load.objectives)
+    return Outcome(*run_of(setup, load.objectives), width)
+
+
+def _run(load: Load, policy: str, data: Path) -> Row:
+    if policy == FIXED:
+        outcomes = [outcome_of(load, policy, data, width) for width in WIDTHS]
+        # Under arrivals of their own every width has the same tokens/s, so answers decide.
+        log, metrics, width = min(outcomes, key=lambda one: one.whole_ms)
+    else:
+        log, metrics, width = outcome_of(load, policy, data)
     figures = metrics.figures()
     return {
         "workload": load.title,
         "policy": policy,
+        "width": width,
         "requests": len(log.requests),
         "within objectives %": 100 * (metrics.goodput.share or 0.0),
         **latencies(metrics),
         "whole answer mean ms": figures["e2e_ms.mean"],
         "tok/s": tokens_per_s(log),
+        "service gap": figures["service_gap"] if load.is_shared else None,
     }
 
 
-class Measure(NamedTuple):
-    """What is compared, and from which difference on it counts."""
-
-    key: str
-    counts_from: float
-    more_is_better: bool = False
+def _duels(rows: Mapping[str, Row], *, rounds: bool) -> list[standing.Duel]:
+    titles = {load.title for load in LOADS if load.has_rounds == rounds}
+    chosen = {name: row for name, row in rows.items() if row["workload"] in titles}
+    return standing.duels(chosen, OURS)
 
 
-MEASURES: Final = (
-    Measure("within objectives %", 0.02, more_is_better=True),
-    Measure("TTFT P50 ms", 0.05),
-    Measure("TTFT P99 ms", 0.05),
-    Measure("gap P99 ms", 0.05),
-    Measure("whole answer mean ms", 0.05),
-    Measure("tok/s", 0.02, more_is_better=True),
-)
+_KINDS: Final = ((False, "Without rounds"), (True, "With rounds"))
 
 
-def standing(ours: float, theirs: float, measure: Measure) -> str:
-    """Return `wins`, `ties` or `loses` for our figure against theirs."""
-    better, worse = (ours, theirs) if measure.more_is_better else (theirs, ours)
-    if better > worse * (1 + measure.counts_from):
-        return "wins"
-    return "loses" if worse > better * (1 + measure.counts_from) else "ties"
+def summary(rows: Mapping[str, Row]) -> str:
+    """Return tables of wins, ties and losses, without rounds and with them."""
+    parts = []
+    for rounds, title in _KINDS:
+        text = standing.tables(_duels(rows, rounds=rounds))
+        if text:
+            parts.append(f"**{title}.** {text}")
+    return "\n\n".join(parts)
 
 
 def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
-    """Say against whom Helios wins, ties and loses: over everything, then workload by workload."""
-    found: list[Verdict] = []
-    totals: dict[str, list[str]] = {measure.key: [] for measure in MEASURES}
-    for load in _LOADS:
-        here = [row for row in rows.values() if row["workload"] == load.title]
-        ours = next((row for row in here if row["policy"] == _OURS), None)
-        rivals = [row for row in here if row is not ours]
-        if ours is None or not rivals:
-            continue
-        for measure in MEASURES:
-            results = {
-                str(row["policy"]): standing(
-                    number(ours, measure.key), number(row, measure.key), measure
-                )
-                for row in rivals
-            }
-            totals[measure.key] += results.values()
-            found.append(_told(f"{load.title}, {_word(measure)}", results))
-    summary = [
-        Verdict(f"all workloads, {_word(measure)}", _count(totals[measure.key]), "", is_met=True)
-        for measure in MEASURES
-        if totals[measure.key]
+    """Say measure by measure against whom Helios wins, ties and loses."""
+    return [
+        one._replace(what=f"{title.lower()}, {one.what}")
+        for rounds, title in _KINDS
+        for one in standing.verdicts(_duels(rows, rounds=rounds))
     ]
-    return [*summary, *found]
-
-
-def _word(measure: Measure) -> str:
-    return measure.key.removesuffix(" %").removesuffix(" ms")
-
-
-def _count(results: Sequence[str]) -> str:
-    wins, ties, losses = (results.count(word) for word in ("wins", "ties", "loses"))
-    return f"{wins} won, {ties} tied, {losses} lost"
-
-
-def _told(what: str, results: Mapping[str, str]) -> Verdict:
-    parts = []
-    for word, to in (("wins", "against"), ("ties", "with"), ("loses", "to")):
-        names = [name for name, result in results.items() if result == word]
-        if names:
-            parts.append(f"{word} {to} {', '.join(names)}")
-    return Verdict(what, "; ".join(parts), "", is_met="loses" not in results.values())
 
 
 GROUP = Group(
     "field",
     tuple(
         Cell(f"{load.title}: {policy}", functools.partial(_run, load, policy), load.needs)
-        for load in _LOADS
+        for load in LOADS
         for policy in load.policies
     ),
     (
         "workload",
         "policy",
+        "width",
         "requests",
         "within objectives %",
         "TTFT P50 ms",
@@ -216,6 +137,8 @@ GROUP = Group(
         "worst gap ms",
         "whole answer mean ms",
         "tok/s",
+        "service gap",
     ),
     verdicts,
+    summary,
 )

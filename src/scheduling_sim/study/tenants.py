@@ -33,7 +33,7 @@ from scheduling_sim.workload.named import workload
 from scheduling_sim.workload.records import Workload
 
 GIVEN_UP_BAR: Final = 0.05
-_RATE: Final = "service/s, all there"
+RATE: Final = "service/s, all there"
 _BLIND: Final = ("fcfs", "chunked")
 """Policies that do not look at tenants."""
 _TELLING: Final = ("helios", "helios-throughput", "vtc")
@@ -79,7 +79,7 @@ def _run(policy: str, mode: str, slots: int, data: Path) -> Row:
         "service gap": figures["service_gap"],
         "VTC's bound": figures["service_gap_bound"],
         "Jain index": figures["jain"],
-        _RATE: service_rate(log, terms),
+        RATE: service_rate(log, terms),
         "tok/s": tokens_per_s(log),
         "TTFT P99 ms": figures["ttft_ms.p99"],
     }
@@ -94,7 +94,7 @@ def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
     found = []
     for mode, slots in _MACHINES:
         here = {name: row for name, row in rows.items() if name.startswith(f"{mode} {slots} ")}
-        blind = [number(row, _RATE) for row in here.values() if row["policy"] in _BLIND]
+        blind = [number(row, RATE) for row in here.values() if row["policy"] in _BLIND]
         for row in here.values():
             if row["policy"] in _TELLING:
                 found += _judged(row, f"`{row['policy']}`, {mode}, {slots} slots", blind)
@@ -113,7 +113,7 @@ def _judged(row: Row, what: str, blind: list[float]) -> list[Verdict]:
         )
     ]
     if blind:
-        given_up = 1 - number(row, _RATE) / max(blind)
+        given_up = 1 - number(row, RATE) / max(blind)
         found.append(
             Verdict(
                 f"throughput given up by {what}",
@@ -139,7 +139,7 @@ GROUP = Group(
         "service gap",
         "VTC's bound",
         "Jain index",
-        _RATE,
+        RATE,
         "tok/s",
         "TTFT P99 ms",
     ),

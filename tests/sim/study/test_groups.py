@@ -14,7 +14,6 @@ from scheduling_sim.simulation import Setup, simulate
 from scheduling_sim.study import (
     azure_hour,
     contexts,
-    field,
     goodput,
     long_prompt,
     lookahead,
@@ -328,10 +327,12 @@ def test_a_full_machine_is_measured_between_its_start_and_its_end() -> None:
 
 
 def test_saturation_is_judged_machine_by_machine() -> None:
-    row: Row = {"adaptive / none": 1.49, "best fixed / none": 1.6}
-    low, high = saturation.verdicts({"a": row, "b": {**row, "adaptive / none": 1.5}})
+    row: Row = {"adaptive / none": 1.49, "best fixed / none": 1.6, "its width": 4}
+    high_row = {**row, "adaptive / none": 1.5, "its width": 8}
+    low, high = saturation.verdicts({"a": row, "b": high_row})
     assert (low.is_met, high.is_met) == (False, True)
-    assert "The best fixed width has 1.60" in low.line
+    assert low.why == "The best fixed width, 4, has 1.60."
+    assert high.why == "The best fixed width, 8, the widest that was run, has 1.60."
 
 
 # Tenants ------------------------------------------------------------------------------------------
@@ -377,43 +378,6 @@ def test_tenants_are_judged_by_the_bound_and_against_whoever_does_not_look_at_th
         "throughput given up by `vtc`, mixed, 4 slots": False,
         "service gap of `helios`, mixed, 16 slots": True,
     }
-
-
-# The field ----------------------------------------------------------------------------------------
-
-
-def test_a_small_difference_is_a_tie_whichever_way_is_better() -> None:
-    share, wait = field.MEASURES[0], field.MEASURES[1]
-    assert [field.standing(ours, 100.0, share) for ours in (103, 101, 99, 97)] == [
-        "wins",
-        "ties",
-        "ties",
-        "loses",
-    ]
-    assert [field.standing(ours, 100.0, wait) for ours in (106, 104, 96, 94)] == [
-        "loses",
-        "ties",
-        "ties",
-        "wins",
-    ]
-    assert field.standing(0.0, 0.0, share) == "ties"
-
-
-def test_the_field_is_compared_workload_by_workload() -> None:
-    ours: Row = {"workload": "poisson", "policy": "helios"}
-    ours = {**ours, **{measure.key: 100.0 for measure in field.MEASURES}}
-    rows = {
-        "ours": ours,
-        "a": {**ours, "policy": "a", "within objectives %": 90.0, "gap P99 ms": 50.0},
-        "b": {**ours, "policy": "b"},
-        "elsewhere": {**ours, "workload": "azure", "policy": "c"},
-    }
-    judged = {one.what: (one.figure, one.is_met) for one in field.verdicts(rows)}
-    assert judged["poisson, within objectives"] == ("wins against a; ties with b", True)
-    assert judged["poisson, gap P99"] == ("ties with b; loses to a", False)
-    assert judged["all workloads, gap P99"] == ("0 won, 1 tied, 1 lost", True)
-    assert len(judged) == 2 * len(field.MEASURES)
-    assert field.verdicts(rows)[-1].line.endswith("ties with a, b."), "nothing was promised"
 
 
 # The hour -----------------------------------------------------------------------------------------
