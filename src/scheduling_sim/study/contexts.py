@@ -8,10 +8,11 @@ What is predicted is the device time of each frame, as the plan had it when it w
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from scheduling_sim.study.cells import (
     Group,
     Row,
     Verdict,
+    as_served,
     latencies,
     number,
     run_of,
@@ -66,16 +68,34 @@ def drifting(order: str, *, requests: int = _REQUESTS, longest: int = _LONGEST) 
     return Workload(name=f"contexts-{order}", requests=tuple(found))
 
 
-def run_order(order: str, policy: str, intervals: tuple[int, ...], asked: Workload) -> Row:
+class Chosen(NamedTuple):
+    """Who serves, and what it knows."""
+
+    policy: str = "helios"
+    intervals: tuple[int, ...] = ()
+    knows: bool = False
+    """It starts with measured durations, as a server does."""
+
+    @property
+    def title(self) -> str:
+        """The policy as the table names it."""
+        return f"{self.policy}, durations known" if self.knows else self.policy
+
+
+def run_order(order: str, chosen: Chosen, asked: Workload) -> Row:
     """Return how well frames were predicted and what users saw."""
-    chosen = platform(
+    intervals = chosen.intervals
+    machine = platform(
         PLATFORM, mode="mixed", slots=16, page_growth=True, context_intervals=intervals
     )
-    log, metrics = run_of(Setup(platform=chosen, workload=asked, policy=policy))
+    options = as_served(chosen.policy) if chosen.knows else {}
+    log, metrics = run_of(
+        Setup(platform=machine, workload=asked, policy=chosen.policy, options=options)
+    )
     errors = prediction_errors(log)
     return {
         "contexts": order,
-        "policy": policy,
+        "policy": chosen.title,
         "intervals": str(len(intervals) + 1) if intervals else "none",
         "median error %": _quantile(errors, 0.5),
         "P90 error %": _quantile(errors, 0.9),
@@ -97,49 +117,58 @@ def _quantile(values: list[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if values else None
 
 
-def _run(order: str, policy: str, intervals: tuple[int, ...], data: Path) -> Row:
+def _run(order: str, chosen: Chosen, data: Path) -> Row:
     del data
-    return run_order(order, policy, intervals, drifting(order))
+    return run_order(order, chosen, drifting(order))
 
 
 def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
     """Compare each order with and without intervals: they must not cost anything."""
     found = []
-    for order in ("rising", "shuffled"):
-        pair = [rows.get(_name(order, "helios", intervals)) for intervals in ((), INTERVALS)]
-        without, with_them = pair
+    for order, knows in itertools.product(("rising", "shuffled"), (False, True)):
+        one = Chosen(knows=knows)
+        without = rows.get(_name(order, one))
+        with_them = rows.get(_name(order, one._replace(intervals=INTERVALS)))
         if without is None or with_them is None:
             continue
         before, after = number(without, "P90 error %"), number(with_them, "P90 error %")
         found.append(
             Verdict(
-                f"P90 error of predictions with intervals, {order}",
+                f"P90 error of predictions with intervals, {order}{', known' if knows else ''}",
                 f"{after:.1f} %",
                 f"below the {before:.1f} % without",
                 after < before,
                 f"{after / max(before, _LEAST_ERROR):.2g} of it",
-                f"TTFT P99 {_change(without, with_them, 'TTFT P99 ms')}, gap P99 "
-                f"{_change(without, with_them, 'gap P99 ms')}, worst gap "
-                f"{_change(without, with_them, 'worst gap ms')}.",
+                f"{', '.join(_change(without, with_them, key) for key in _TOLD)}.",
             )
         )
     return found
 
 
+_TOLD: Final = ("TTFT P50 ms", "TTFT P99 ms", "gap P99 ms", "worst gap ms")
+
+
 def _change(before: Row, after: Row, key: str) -> str:
-    return f"{100 * (number(after, key) / number(before, key) - 1):+.0f} %"
+    change = 100 * (number(after, key) / number(before, key) - 1)
+    return f"{key.removesuffix(' ms')} {change:+.0f} %"
 
 
-def _name(order: str, policy: str, intervals: tuple[int, ...]) -> str:
-    return f"{order} {policy}{' with intervals' if intervals else ''}"
+def _name(order: str, chosen: Chosen) -> str:
+    return f"{order} {chosen.title}{' with intervals' if chosen.intervals else ''}"
 
 
 GROUP = Group(
     "contexts",
     tuple(
-        Cell(_name(order, policy, intervals), functools.partial(_run, order, policy, intervals))
+        Cell(_name(order, chosen), functools.partial(_run, order, chosen))
         for order in ("rising", "shuffled")
-        for policy, intervals in (("helios", ()), ("helios", INTERVALS), ("chunked", ()))
+        for chosen in (
+            Chosen(),
+            Chosen(intervals=INTERVALS),
+            Chosen(knows=True),
+            Chosen(knows=True, intervals=INTERVALS),
+            Chosen("chunked"),
+        )
     ),
     (
         "contexts",

@@ -174,6 +174,26 @@ def test_both_orders_have_the_same_prompts_and_an_even_load() -> None:
     assert (np.diff(waits) > 0).all(), "a longer prompt leaves more time behind it"
 
 
+def test_intervals_are_compared_with_none_by_what_is_known_and_what_they_cost_is_told() -> None:
+    row: Row = dict.fromkeys(("TTFT P50 ms", "TTFT P99 ms", "gap P99 ms"), 100.0)
+    bad = {**row, "worst gap ms": 400.0, "P90 error %": 20.0}
+    good = {**row, "worst gap ms": 900.0, "P90 error %": 10.0}
+    known, improved = ({**each, "worst gap ms": 300.0} for each in (bad, good))
+    discovers, knows = contexts.verdicts(
+        {
+            "rising helios": bad,
+            "rising helios with intervals": good,
+            "rising helios, durations known": known,
+            "rising helios, durations known with intervals": improved,
+            "shuffled helios": bad,
+        }
+    )
+    assert discovers.what == "P90 error of predictions with intervals, rising"
+    assert discovers.why == "TTFT P50 +0 %, TTFT P99 +0 %, gap P99 +0 %, worst gap +125 %."
+    assert knows.what.endswith("rising, known")
+    assert knows.why.endswith("worst gap +0 %.")
+
+
 def test_predictions_are_compared_where_there_are_any() -> None:
     taken = steps((0, 10, 0), (10, 10, 0), (20, 10, 0))
     for place, predicted_ms in enumerate((0, 12, 5)):
