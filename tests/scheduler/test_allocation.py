@@ -120,6 +120,47 @@ def test_host_rows_go_to_the_largest_priced_marginal() -> None:
     assert steep.tolist() == [2, 1], "16 of lane 0 against 12 of lane 1"
 
 
+def check_host(
+    survivals: list[list[float]],
+    token_values: list[float],
+    ceilings: list[int],
+    slots: list[int],
+    packed: int,
+    alpha: float,
+) -> None:
+    """Compare the host's rows with the frontier of the marginals, each priced by definition."""
+    found = host_lengths(
+        np.array(survivals),
+        np.array(token_values),
+        ints(ceilings),
+        ints(slots),
+        packed,
+        alpha=alpha,
+    )
+    priced = zip(survivals, token_values, strict=True)
+    marginals = [[survival**alpha * value for survival in row] for row, value in priced]
+    assert found.tolist() == frontier_lengths(marginals, ceilings, slots, packed)
+
+
+def test_every_small_host_allocation() -> None:
+    """Two lanes, two depths, two token values and exponents: every ceiling and capacity (8.4)."""
+    for survivals in itertools.product(falling(2), repeat=2):
+        for token_values in itertools.product((64.0, 128.0), repeat=2):
+            for ceilings in itertools.product((2, 3), repeat=2):
+                for packed, alpha in itertools.product(range(2, 7), (1.0, 2.0)):
+                    rows = list(survivals)
+                    check_host(rows, list(token_values), list(ceilings), [1, 0], packed, alpha)
+
+
+def test_ten_thousand_random_host_allocations() -> None:
+    """Dyadic survivals and values, so that ties are many and exact (8.4)."""
+    rng = random.Random(84)
+    for _ in range(10_000):
+        survivals, ceilings, slots, packed = random_case(rng)
+        token_values = [rng.choice([0.0, 1.0, 2.0, 64.0]) for _ in slots]
+        check_host(survivals, token_values, ceilings, slots, packed, rng.choice([1.0, 1.0, 2.0]))
+
+
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_many_cohorts_at_once_equal_each_alone(count: int) -> None:
     """One order serves every cohort of the same lanes (8.5)."""

@@ -6,6 +6,8 @@ word of the order is compared (docs/design/scheduling-utility.md section 9).
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 
 import pytest
@@ -217,6 +219,63 @@ def run(mode: str, seed: int, worlds: int) -> dict[str, int]:
         name = CATALOGS[mode].graphs[best.graph].name
         winners[name] = winners.get(name, 0) + 1
     return winners
+
+
+def small_decoders() -> list[Decoder]:
+    """A stream of two prices, limits, survivals and supplies of copies; the last may learn less."""
+    found = []
+    for price, limit, survivals, (copies, learned) in itertools.product(
+        (0.0, 4.0), (2, 8), (SURVIVALS[0], SURVIVALS[1]), ((0, 0), (2, 1))
+    ):
+        found.append(
+            Decoder(
+                arrival=0,
+                row=0,
+                last_used=0,
+                token_price=price,
+                delivery_price=8.0,
+                age_ms=16.0,
+                limit=limit,
+                learned_limit=learned,
+                copies=copies,
+                survivals=survivals,
+                copied=SURVIVALS[2],
+                forecast=SURVIVALS[5],
+                share=1.0,
+                is_trained=price > 0.0,
+            )
+        )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unmeasured", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_pair_of_streams(mode: str, unmeasured: bool) -> None:
+    """Every two streams alone and beside a prompt that ends or goes on, either one served longer
+    ago or neither; every program competes with all of its cohorts (9, decisions 11.3)."""
+    catalog, speculation = CATALOGS[mode], MODES[mode][1]
+    steps = itertools.cycle((1.0, 2.0, 1.0, 4.0, 2.0))
+    durations = [next(steps) for _ in catalog.graphs]
+    hidden = [len(BASE), len(BASE) + 3] if unmeasured else []
+    for index in hidden:
+        durations[index] = 0.0
+    policy = PolicyConfig(decode_age_price=0.125)
+    winners = set()
+    for pair in itertools.product(small_decoders(), repeat=2):
+        for used in ((3, 3), (3, 5), (5, 3)):
+            decoders = tuple(
+                dataclasses.replace(decoder, arrival=place, row=1 - place, last_used=used[place])
+                for place, decoder in enumerate(pair)
+            )
+            # What is unmeasured competes by its useful value: streams alone show that.
+            for remaining in (0,) if unmeasured else (0, 64, 100):
+                prompts = (Prompt(2, 4, 1.0, remaining),) if remaining else ()
+                world = World(
+                    decoders, prompts, catalog.graphs, tuple(durations), policy, speculation
+                )
+                winners.add(check(world, catalog).graph)
+    assert winners <= {*hidden} if unmeasured else len(winners) > 1
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -318,6 +318,44 @@ def test_every_pair_of_a_small_world(mode: DecodeMode, unmeasured: tuple[int, ..
     assert compared > 1_000
 
 
+BEHIND_SNAPSHOT = [
+    Item(0, "prompt", (SNAPSHOT, RESTORE, VISION), 4.0, prompt_left=40, features=(64,)),
+    Item(0, "decode", (SNAPSHOT, RESTORE), 4.0, 8.0, 16.0),
+    Item(0, "decode", (SNAPSHOT,), 0.5),
+    Item(0, "terminal", age_ms=16.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", ["", "snapshot-b2", "restore", "prefill"])
+def test_every_three_requests_behind_one_stage(hidden: str) -> None:
+    """Chains, a stream of one stage and a retirement share the rows of a SNAPSHOT: every three of
+    them, in every order of service, ties included; each of the chain's parts unmeasured (10.8)."""
+    catalog = Catalog.of([descriptor(name) for name in [*COMMON, *ORDINARY]])
+    programs = tuple(
+        Program(index, graph, None if hidden and graph.name.startswith(hidden) else 1.0)
+        for index, graph in enumerate(catalog.graphs)
+    )
+    generates = tuple(
+        catalog.generates(graph, SpeculationConfig(mode=DecodeMode.ORDINARY))
+        for graph in catalog.graphs
+    )
+    policy = PolicyConfig(decode_age_price=0.125)
+    alone = 0
+    for kinds in itertools.product(BEHIND_SNAPSHOT, repeat=3):
+        for used in itertools.product((1, 2), repeat=3):
+            items = tuple(
+                dataclasses.replace(item, name=name, last_used=used[name])
+                for name, item in enumerate(kinds)
+            )
+            world = World(items, programs, policy, generates)
+            assert check(world, DecodeMode.ORDINARY)
+        winner = decide(view_of(world, DecodeMode.ORDINARY))
+        assert winner is not None
+        alone += winner.following_index is None
+    assert 10 < alone <= 64
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(4))
 @pytest.mark.parametrize("mode", list(DecodeMode))
