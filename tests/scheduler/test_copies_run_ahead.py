@@ -146,3 +146,40 @@ def test_a_saved_round_is_refused_once_a_step_was_submitted() -> None:
             world.finish_frame()
     kinds = {flight.plan.graph.kind for flight in world.log[-1:]}
     assert kinds == {GraphKind.SPECULATIVE}
+
+
+@pytest.mark.parametrize(
+    ("limits", "copied", "learned"),
+    [
+        ({}, 6, 4),
+        ({"learned_width_limit": 1}, 6, 1),
+        ({"learned_width_limit": 3}, 6, 3),
+        ({"width_limit": 2}, 2, 2),
+        ({"width_limit": 3, "learned_width_limit": 2}, 3, 2),
+        ({"width_limit": 2, "learned_width_limit": 3}, 2, 2),
+    ],
+)
+def test_a_learned_limit_bounds_rounds_that_propose_and_leaves_copies_alone(
+    limits: dict[str, int], copied: int, learned: int
+) -> None:
+    """`width_limit` bounds target rows of every source, `learned_width_limit` of one (9.2)."""
+    wide = "speculative-b4-d3-w4"
+    programs = {NARROW: 10.0, wide: 10.0, COPY: 9.0}
+    world = World(modelled({**PREPARING, **programs}), rows=4, speculation=ADAPTIVE)
+    for source, depth in ((ProposalSource.COPY, 5), (ProposalSource.LEARNED, 3)):
+        world.scheduler.seed_acceptance(source, [0.95] * depth, weight=64.0)
+    measure_directly(world)
+    world.admit("a", 20, 200, **limits)
+    while not world.streams["a"].tokens:
+        assert world.step()
+    while world.queue:
+        world.finish_frame()
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.source is not ProposalSource.COPY
+    assert plan.steps[0].output_ceiling == learned
+    supply(world, "a", 5)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.graph.name == COPY
+    assert plan.steps[0].output_ceiling == copied

@@ -266,6 +266,13 @@ def test_attempts_advance_on_commit_alone() -> None:
         assert world.scheduler.plan() == plan
         world.scheduler.explain()
     assert freeze(world.scheduler) == before
+    dispatches = world.scheduler._state.dispatches
+    attempted_ns = dispatches.last_ns[plan.cost_index]
+    flight = world.commit(plan)
+    assert attempted_ns < dispatches.last_ns[plan.cost_index] == world.now_ns
+    world.queue.clear()
+    world.scheduler.fail(flight.fence)
+    assert dispatches.last_ns[plan.cost_index] == world.now_ns, "it was attempted all the same"
 
 
 def test_commit_refuses_a_probe_that_is_no_longer_funded() -> None:

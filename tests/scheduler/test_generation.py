@@ -121,6 +121,8 @@ def view_of(world: World, catalog: Catalog) -> View:
         acceptance.put(decoder.row, cells)
         saved = forecast.take(decoder.row)
         saved.cells[MEAN], saved.cells[OWN] = decoder.forecast, 1.0
+        if decoder.starts:
+            saved.cells[OWN], saved.starts[:] = 0.0, decoder.starts
         forecast.put(decoder.row, saved)
     if any(decoder.share != 1.0 for decoder in world.decoders):
         view.stream_shares = [decoder.share for decoder in world.decoders]
@@ -283,6 +285,42 @@ def test_random_decisions(mode: str) -> None:
     """Winner, cohort, lengths, expected tokens and score of every mode (9, decisions 11.3)."""
     winners = run(mode, 7, 150)
     assert len(winners) > 5, "too few programs ever win, so the comparison sees too little"
+
+
+DEVICES = Catalog.of(
+    [
+        descriptor(name)
+        for name in (
+            *BASE,
+            "speculative-b1-d0-w1",
+            *(f"speculative-b2-d3-w{w}-p{p}-device" for w, p in ((2, 3), (3, 4), (4, 5))),
+            *(f"speculative-b4-d3-w{w}-p{p}-device" for w, p in ((3, 6), (3, 9), (4, 8))),
+        )
+    ]
+)
+
+
+@pytest.mark.parametrize("worlds", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_programs_whose_forecasts_differ_are_priced_by_their_own(worlds: int) -> None:
+    """A row without a forecast stands where each program starts it, and no two alike (9.7)."""
+    source, winners = random.Random(97), set()
+    for number in range(worlds):
+        world = random_world(source, "adaptive", aged=number % 2 == 0)
+        decoders = tuple(
+            dataclasses.replace(
+                decoder, starts=tuple(source.choice(SURVIVALS) for _ in DEVICES.graphs)
+            )
+            if source.random() < 0.7
+            else decoder
+            for decoder in world.decoders
+        )
+        durations = tuple(source.choice([1.0, 1.0, 2.0, 4.0]) for _ in DEVICES.graphs)
+        world = dataclasses.replace(
+            world, decoders=decoders, graphs=DEVICES.graphs, durations_ms=durations
+        )
+        if world.decoders or world.prompts:
+            winners.add(DEVICES.graphs[check(world, DEVICES).graph].name)
+    assert len([name for name in winners if name.endswith("device")]) > 3, winners
 
 
 @pytest.mark.parametrize("mode", MODES)

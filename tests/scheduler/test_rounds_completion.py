@@ -500,6 +500,30 @@ def test_an_end_token_censors_what_it_hid() -> None:
     assert means[1:] == before[1:]
 
 
+@pytest.mark.parametrize("graph", [HOST, DEVICE])
+def test_survival_leaves_what_the_round_itself_did_alone(graph: str) -> None:
+    """The same tokens, service and lengths with it and without; later estimates differ (8.8)."""
+    outcomes, learned = [], []
+    for values in (None, (1.0, 0.75, 0.5), (0.25, 0.125, 0.0)):
+        world = decoding("ab")
+        flight = fly(world, graph, {"a": 4, "b": 3})
+        more: dict[str, object] = {}
+        if graph == DEVICE:
+            more["confidence"] = sidecar(world, {"a": SURE, "b": SURE})
+        if values is not None:
+            more["survival"] = sidecar(world, {"a": values, "b": values[:2]})
+        records = [lane(flight, 0, 3), lane(flight, 1, 1)]
+        tokens = land(world, flight, records, **more)  # type: ignore[arg-type]
+        prices = [
+            world.scheduler._state.table.find(world.streams[name].handle).token_price
+            for name in "ab"
+        ]
+        outcomes.append(([(t.token, t.output_index) for t in tokens], prices, flight.plan.steps))
+        learned.append(survivals(world, "a"))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert learned[0] != learned[1] != learned[2]
+
+
 def test_survival_replaces_the_binary_outcome() -> None:
     """Evaluated prefixes observe the program's own probabilities (8.8)."""
     world = decoding("ab")

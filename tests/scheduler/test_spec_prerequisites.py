@@ -123,6 +123,32 @@ def test_retirement_has_its_own_value_and_age() -> None:
     assert score.service_value == 0
 
 
+def test_queued_work_does_not_reset_the_terminal_age() -> None:
+    """Frames that are committed and completed in between leave the terminal clock (Prerequisites).
+
+    A retirement that is worth next to nothing waits behind the decoding of the others.
+    """
+    world = measured_world(
+        rows=4, policy=dataclasses.replace(POLICY, terminal_value=0.0, terminal_age_price=1e-6)
+    )
+    decoding(world, "a", "b")
+    world.stop("b")
+    stopped_ns = world.now_ns
+    for _ in range(5):
+        plan = world.plan()
+        assert plan is not None
+        assert plan.graph.kind is GraphKind.DECODE
+        world.commit(plan)
+        # Behind a frame in flight a decision is made for the moment when that frame ends.
+        for moment_ns in (world.queue[0].finish_ns, None):
+            if moment_ns is None:
+                world.finish_frame()
+            score = scores_of(world)["terminal-b1"]
+            age_ms = ((moment_ns or world.now_ns) - stopped_ns) / 1e6
+            expected = 1e-6 * score.duration_ms * (age_ms + score.duration_ms)
+            assert score.age_credit == pytest.approx(expected)
+
+
 def test_publication_does_not_reset_the_terminal_age() -> None:
     """The terminal clock starts at completion; publication leaves it (Prerequisites)."""
     world = measured_world(rows=4)

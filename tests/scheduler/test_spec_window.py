@@ -277,13 +277,26 @@ def test_a_queued_expected_delivery_starts_the_age_again() -> None:
 def test_projection_commits_nothing() -> None:
     """Projection never publishes tokens, moves history or resets a visible age (same section)."""
     world = streaming_world("ab")
+    requests = [world.scheduler._state.table.find(world.streams[name].handle) for name in "ab"]
+
+    def observed() -> list[tuple[object, ...]]:
+        return [
+            (r.account.token_price, r.delivery_price, r.visible_ns, r.output_count)
+            for r in requests
+        ]
+
+    before = observed()
     world.submit()
     assert len(world.queue) == 2
+    world.plan()
+    world.scheduler.explain()
+    assert observed() == before, "queued service was observed before its completion"
     produced = {name: len(world.streams[name].tokens) for name in "ab"}
     tokens = world.finish_frame()
     assert all(
         token.output_index == produced[world.by_handle[token.handle].name] for token in tokens
     )
+    assert all(new != old for new, old in zip(observed(), before, strict=True))
 
 
 def test_positions_are_projected_for_queued_lanes() -> None:

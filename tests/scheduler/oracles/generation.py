@@ -49,6 +49,12 @@ class Decoder:
     """What multiplies its delivery and age coefficients."""
     is_trained: bool
     """Verified acceptance has observations, so it prices predicted prefixes."""
+    starts: tuple[tuple[float, ...], ...] = ()
+    """Without a forecast of its own: what each program of the catalog starts it from."""
+
+    def forecast_in(self, world: World, graph: GraphDescriptor) -> tuple[float, ...]:
+        """Return the forecast that the device of a program allocates by."""
+        return self.starts[world.graphs.index(graph)] if self.starts else self.forecast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +128,7 @@ def yield_of(world: World, graph: GraphDescriptor, decoder: Decoder, length: int
     if graph.source is ProposalSource.COPY:
         survivals = decoder.copied
     elif graph.allocation is RowAllocation.DEVICE and not decoder.is_trained:
-        survivals = decoder.forecast
+        survivals = decoder.forecast_in(world, graph)
     alpha = world.policy.adaptive_verification_alpha
     return 1.0 + sum(s**alpha for s in survivals[: length - 1])
 
@@ -169,7 +175,7 @@ def causal_lengths(
 
 def _claim(world: World, graph: GraphDescriptor, decoder: Decoder, length: int) -> float:
     if graph.allocation is RowAllocation.DEVICE:
-        return decoder.forecast[length - 1]
+        return decoder.forecast_in(world, graph)[length - 1]
     longer = yield_of(world, graph, decoder, length + 1)
     gain = longer - yield_of(world, graph, decoder, length)
     return gain * token_value(world, decoder.token_price)
@@ -198,6 +204,16 @@ def cohorts_of(
         ranked = sorted(everyone, key=lambda d: (ordering(d), d.last_used, -whole[d], d.arrival))
         for size in range(1, min(graph.batch_capacity, len(everyone)) + 1):
             yield tuple(ranked[:size]), causal_lengths(world, graph, ranked[:size])
+    # Where P holds the whole lanes of the best cohort it constrains nobody (9.3), and what is best
+    # counts each stream's own credit of this program's duration (9.13).
+    duration_ms = world.durations_ms[world.graphs.index(graph)]
+    credit = world.policy.decode_age_price * world.sigma * duration_ms
+    ranked = sorted(
+        everyone,
+        key=lambda d: (orderings[0](d) - d.share * credit, d.last_used, -whole[d], d.arrival),
+    )[: graph.batch_capacity]
+    if ranked and sum(whole[d] for d in ranked) <= graph.rows:
+        yield tuple(ranked), tuple(whole[d] for d in ranked)
 
 
 def choices_of(world: World) -> list[Choice]:
