@@ -354,6 +354,22 @@ def alone_behind_snapshot(count: int, orders: int, hidden: str) -> int:
     return alone
 
 
+def test_the_padding_of_an_image_counts_the_features_that_stay_empty() -> None:
+    """The last tie-break of a chain that begins with an image: 32 features in 64 rows (10.6)."""
+    catalog = Catalog.of([descriptor(name) for name in [*COMMON, *ORDINARY]])
+    programs = tuple(Program(index, graph, 1.0) for index, graph in enumerate(catalog.graphs))
+    generates = tuple(
+        catalog.generates(graph, speculation_of(DecodeMode.ORDINARY)) for graph in catalog.graphs
+    )
+    for features in ((32, 64), (64, 200), (200, 32)):
+        chain = Item(0, "prompt", (VISION, VISION), 4.0, prompt_left=40, features=features)
+        world = World((chain,), programs, PolicyConfig(), generates)
+        assert check(world, DecodeMode.ORDINARY)
+        winner = decide(view_of(world, DecodeMode.ORDINARY))
+        assert winner is not None
+        assert winner.padding == (64 if features[0] <= 64 else 256) - features[0]
+
+
 HIDDEN = ["", "snapshot-b2", "restore", "prefill", "decode"]
 
 
