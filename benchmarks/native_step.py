@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=DEFAULT_SHAPES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
-    parser.add_argument("--variant", choices=("avx2", "plain"))
+    parser.add_argument("--variant", choices=("vnni", "avx2", "plain"))
     parser.add_argument("--cached", type=int, default=200, help="cached tokens of decode rows")
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--budget", type=float, default=4.0, help="seconds per shape")

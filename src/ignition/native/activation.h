@@ -5,7 +5,8 @@
 #include "vector.h"
 
 /* Quantises one block of 32 floats to int8 with its own scale. */
-INLINE void quantise_block(const f8 v[4], int8_t *codes, float *scale, float *sum) {
+INLINE void quantise_block(const f8 v[4], int8_t *codes, float *scale, float *sum,
+                           int32_t *code_sum) {
     f8 top = f8_max(f8_max(f8_abs(v[0]), f8_abs(v[1])), f8_max(f8_abs(v[2]), f8_abs(v[3])));
     float largest = f8_largest(top);
     float step = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0;
@@ -28,13 +29,15 @@ INLINE void quantise_block(const f8 v[4], int8_t *codes, float *scale, float *su
     for (int i = 0; i < LANES; i++) all += total[i];
     *scale = step;
     *sum = step * (float)all;
+    *code_sum = all;
 }
 
-INLINE void quantise_row(const float *x, int width, int8_t *codes, float *scales, float *sums) {
+INLINE void quantise_row(const float *x, int width, int8_t *codes, float *scales, float *sums,
+                         int32_t *code_sums) {
     for (int g = 0; g < width / BLOCK; g++) {
         f8 v[4];
         for (int i = 0; i < 4; i++) v[i] = f8_load(x + g * BLOCK + i * LANES);
-        quantise_block(v, codes + g * BLOCK, scales + g, sums + g);
+        quantise_block(v, codes + g * BLOCK, scales + g, sums + g, code_sums + g);
     }
 }
 
@@ -49,7 +52,7 @@ INLINE float inverse_rms(const float *x, int width, float epsilon) {
 }
 
 INLINE void norm_quantise(const float *x, const float *weight, float epsilon, int8_t *codes,
-                          float *scales, float *sums) {
+                          float *scales, float *sums, int32_t *code_sums) {
     float inverse = inverse_rms(x, HIDDEN, epsilon);
     for (int g = 0; g < HIDDEN / BLOCK; g++) {
         f8 v[4];
@@ -57,7 +60,7 @@ INLINE void norm_quantise(const float *x, const float *weight, float epsilon, in
             int at = g * BLOCK + i * LANES;
             v[i] = f8_load(x + at) * inverse * f8_load(weight + at);
         }
-        quantise_block(v, codes + g * BLOCK, scales + g, sums + g);
+        quantise_block(v, codes + g * BLOCK, scales + g, sums + g, code_sums + g);
     }
 }
 

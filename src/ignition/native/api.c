@@ -39,7 +39,8 @@ EXPORT void ign_destroy(model *m) {
     void *buffers[] = {x->batch.tokens, x->batch.rows,   x->batch.positions, x->hidden,
                        x->normed,       x->qkv,          x->attention,       x->ffn,
                        x->input.codes,  x->input.scales, x->input.sums,      x->middle.codes,
-                       x->middle.scales, x->middle.sums, x->tiles,           x->logits,
+                       x->middle.scales, x->middle.sums, x->input.code_sums, x->middle.code_sums,
+                       x->tiles,           x->logits,
                        x->work,         x->keys,         m->thread_memory};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
     if (m->weights) munmap(m->weights, m->weight_bytes);
@@ -114,9 +115,11 @@ static int allocate_scratch(scratch *x, int tokens, int logit_rows, int lanes) {
     x->input.codes = reserve(&failed, n * INPUT, 1);
     x->input.scales = reserve(&failed, n * (INPUT / BLOCK), 4);
     x->input.sums = reserve(&failed, n * (INPUT / BLOCK), 4);
+    x->input.code_sums = reserve(&failed, n * (INPUT / BLOCK), 4);
     x->middle.codes = reserve(&failed, n * FFN, 1);
     x->middle.scales = reserve(&failed, n * (FFN / BLOCK), 4);
     x->middle.sums = reserve(&failed, n * (FFN / BLOCK), 4);
+    x->middle.code_sums = reserve(&failed, n * (FFN / BLOCK), 4);
     x->logits = reserve(&failed, r * LOGITS_WIDTH, 4);
     x->work = reserve(&failed, l * LOGITS_WIDTH, 4);
     x->keys = reserve(&failed, l * LOGITS_WIDTH, 8);

@@ -13,10 +13,14 @@ from typing import Final, Literal
 from ignition.geometry import ModelGeometry, PoolGeometry
 
 Precision = Literal["int8", "fp32"]
-Variant = Literal["avx2", "plain"]
+Variant = Literal["vnni", "avx2", "plain"]
 
-AVX2_FEATURES: Final = ("avx2", "f16c", "fma")
-"""Instruction-set features that the AVX2 variant uses, as the kernel names them."""
+FEATURES: Final[dict[Variant, tuple[str, ...]]] = {
+    "vnni": ("avx2", "avx512_vnni", "avx512f", "avx512vl", "f16c", "fma"),
+    "avx2": ("avx2", "f16c", "fma"),
+    "plain": (),
+}
+"""Instruction-set features that each variant uses, as the kernel names them, the fastest first."""
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TIMEOUT_S: Final = 300
@@ -75,7 +79,7 @@ def machine_features() -> frozenset[str]:
 
 def choose_variant(features: frozenset[str]) -> Variant:
     """Return the fastest variant that a machine with these features can run."""
-    return "avx2" if features.issuperset(AVX2_FEATURES) else "plain"
+    return next(variant for variant, needed in FEATURES.items() if features.issuperset(needed))
 
 
 def compile_options(
@@ -100,8 +104,11 @@ def compile_options(
     options += [f"-DIGN_{name}={value}" for name, value in constants.items()]
     if precision == "fp32":
         options.append("-DIGN_FLOAT32")
-    if variant == "avx2":
-        options += ["-DIGN_AVX2", *(f"-m{feature}" for feature in AVX2_FEATURES)]
+    if variant != "plain":
+        options.append("-DIGN_AVX2")
+    if variant == "vnni":
+        options.append("-DIGN_VNNI")
+    options += [f"-m{feature.replace('_', '')}" for feature in FEATURES[variant]]
     return options
 
 
@@ -151,6 +158,6 @@ def build_library(
     return NativeLibrary(
         path=output,
         variant=variant,
-        features=AVX2_FEATURES if variant == "avx2" else (),
+        features=FEATURES[variant],
         compiler=_version_of(compiler),
     )

@@ -64,11 +64,13 @@ typedef struct {
     int64_t pool_tokens;
 } serving_state;
 
-/* Token rows quantised for a product: codes, and per block the scale and scale * sum(codes). */
+/* Token rows quantised for a product: codes, and per block the scale, scale * sum(codes) and
+ * sum(codes). */
 typedef struct {
     int8_t *codes; /* [tokens][inputs] */
     float *scales; /* [tokens][inputs / 32] */
     float *sums;   /* [tokens][inputs / 32] */
+    int32_t *code_sums; /* [tokens][inputs / 32] */
 } quantised;
 
 /* What one step works on: `count` tokens, each with its request row and absolute position. */

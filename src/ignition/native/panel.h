@@ -28,6 +28,7 @@ typedef struct {
     const int8_t *codes;
     const float *scales;
     const float *sums; /* scale * sum of codes, for the minimums of q4 */
+    const int32_t *code_sums;
     int code_stride;
     int block_stride;
 } rows_in;

@@ -66,7 +66,7 @@ static void run_rows(step *s, task_fn run) {
 
 static operand operand_of(const quantised *q, const float *floats, int width) {
     return (operand){
-        {q->codes, q->scales, q->sums, width, width / BLOCK}, floats, width};
+        {q->codes, q->scales, q->sums, q->code_sums, width, width / BLOCK}, floats, width};
 }
 
 /* ---- Row-wise tasks ---- */
@@ -113,7 +113,8 @@ static void norm_into_input(const model *m, const float *hidden, const float *we
 #else
     enum { BLOCKS = HIDDEN / BLOCK };
     norm_quantise(hidden, weight, m->epsilon, x->input.codes + (size_t)t * HIDDEN,
-                  x->input.scales + (size_t)t * BLOCKS, x->input.sums + (size_t)t * BLOCKS);
+                  x->input.scales + (size_t)t * BLOCKS, x->input.sums + (size_t)t * BLOCKS,
+                  x->input.code_sums + (size_t)t * BLOCKS);
 #endif
 }
 
@@ -175,7 +176,8 @@ static void quantise_attention_task(void *argument, int index, int thread) {
     FOR_UNITS(s, index, t)
     quantise_row(x->attention + (size_t)t * ATTENTION_WIDTH, ATTENTION_WIDTH,
                  x->input.codes + (size_t)t * ATTENTION_WIDTH,
-                 x->input.scales + (size_t)t * BLOCKS, x->input.sums + (size_t)t * BLOCKS);
+                 x->input.scales + (size_t)t * BLOCKS, x->input.sums + (size_t)t * BLOCKS,
+                  x->input.code_sums + (size_t)t * BLOCKS);
 }
 #endif
 
@@ -245,7 +247,8 @@ static void gate_row(const scratch *x, const float *tile, int row, int block) {
         f8_store(x->ffn + (size_t)row * FFN + block * BLOCK + i * LANES, v[i]);
 #else
     size_t at = (size_t)row * (FFN / BLOCK) + (size_t)block;
-    quantise_block(v, x->middle.codes + at * BLOCK, x->middle.scales + at, x->middle.sums + at);
+    quantise_block(v, x->middle.codes + at * BLOCK, x->middle.scales + at, x->middle.sums + at,
+                   x->middle.code_sums + at);
 #endif
 }
 

@@ -195,15 +195,21 @@ def _declare(library: ctypes.CDLL) -> None:
 def rotary_tables(
     geometry: ModelGeometry, length: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cosines and sines, float32 [length, head_size / 2], as transformers computes them."""
+    """Return cosines and sines, float32 [length, head_size / 2], as transformers computes them.
+
+    Powers and cosines are taken in double precision and rounded: NumPy's float32 ones differ from
+    processor to processor in the last bits, which hundreds of positions later is an angle.
+    """
     exponents = np.arange(0, geometry.head_size, 2, dtype=np.float32) / np.float32(
         geometry.head_size
     )
-    frequencies = (1.0 / np.float32(geometry.rope_theta) ** exponents).astype(np.float32)
+    powers = np.power(np.float64(geometry.rope_theta), exponents.astype(np.float64))
+    frequencies = np.float32(1.0) / powers.astype(np.float32)
     if geometry.rope_scaling is not None:
         frequencies = _llama3_scaled(frequencies, dict(geometry.rope_scaling))
     angles = np.outer(np.arange(length, dtype=np.float32), frequencies)
-    return np.cos(angles), np.sin(angles)
+    exact = angles.astype(np.float64)
+    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
 
 
 def _llama3_scaled(

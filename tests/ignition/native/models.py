@@ -8,6 +8,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from helios.scheduler import Catalog
 from ignition.checkpoint import BlockQuantized, Checkpoint
@@ -22,6 +23,12 @@ from tests.ignition.tiny import CONTEXT, VOCABULARY, TinyModel, build
 
 POOL = PoolGeometry(row_count=8, page_count=120, page_size_tokens=16, context_length_tokens=CONTEXT)
 
+BEST = compiling.choose_variant(compiling.machine_features())
+"""The variant that `flare prepare` takes on this machine."""
+HAS_VNNI = BEST == "vnni"
+NEEDS_VNNI = pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+VNNI = pytest.param("vnni", marks=NEEDS_VNNI)
+
 _DIRECTORY = Path(__file__).parents[3] / ".test-libraries"
 """Named by everything that goes into them, so that workers and later runs may share them."""
 
@@ -33,8 +40,9 @@ def tiny(family: str) -> TinyModel:
 
 @functools.cache
 def checkpoint_for(family: str) -> Checkpoint:
-    """A tiny checkpoint; `FAMILY:q4_1` and `FAMILY:q4_0` have projections in those blocks, and in
-    `FAMILY:ties` every four neighbouring tokens have the same logit.
+    """A tiny checkpoint; `FAMILY:q4_1` and `FAMILY:q4_0` have projections in those blocks,
+    `FAMILY:mixed` some of them, and in `FAMILY:ties` every four neighbouring tokens have the same
+    logit.
     """
     family, _, blocks = family.partition(":")
     checkpoint = tiny(family).checkpoint
@@ -43,9 +51,10 @@ def checkpoint_for(family: str) -> Checkpoint:
     if blocks == "ties":
         head = np.repeat(checkpoint.float32("head")[::4], 4, axis=0)[:VOCABULARY]
         return dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, "head": head})
-    parts = tuple(f".{part}" for part in MATRICES)
+    chosen = ("q", "gate", "o") if blocks == "mixed" else MATRICES
+    parts = tuple(f".{part}" for part in chosen)
     tensors = {
-        name: quantize_q4(tensor, has_minimum=blocks == "q4_1") if name.endswith(parts) else tensor
+        name: quantize_q4(tensor, has_minimum=blocks != "q4_0") if name.endswith(parts) else tensor
         for name, tensor in checkpoint.tensors.items()
     }
     return dataclasses.replace(checkpoint, tensors=tensors)
@@ -88,7 +97,7 @@ def _library(
 def library_for(
     geometry: ModelGeometry,
     precision: Precision,
-    variant: Variant = "avx2",
+    variant: Variant = BEST,
     pool: PoolGeometry = POOL,
 ) -> Path:
     """Families of the same sizes share a library: names and rotary settings are not compiled in."""
@@ -103,7 +112,7 @@ def library_for(
 def native_driver(
     family: str = "llama",
     precision: Precision = "int8",
-    variant: Variant = "avx2",
+    variant: Variant = BEST,
     threads: int = 1,
     catalog: Catalog | None = None,
 ) -> Driver:

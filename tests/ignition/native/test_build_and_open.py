@@ -60,6 +60,9 @@ def test_a_failing_compiler_is_quoted_and_leaves_no_file(tmp_path) -> None:
 
 def test_the_variant_follows_the_features_of_the_machine() -> None:
     assert build.choose_variant(frozenset({"avx2", "fma", "f16c", "sse2"})) == "avx2"
+    wide = {"avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni"}
+    assert build.choose_variant(frozenset(wide)) == "vnni"
+    assert build.choose_variant(frozenset(wide - {"avx512_vnni"})) == "avx2"
     assert build.choose_variant(frozenset({"avx2", "sse2"})) == "plain"
     assert build.choose_variant(frozenset()) == "plain"
 

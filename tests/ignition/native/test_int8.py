@@ -8,7 +8,7 @@ import pytest
 from ignition.checkpoint import BlockQuantized, Checkpoint
 from ignition.native.pack import quantize_q8_0
 from ignition.programs.native_library import rotary_tables
-from tests.ignition.native.models import checkpoint_for, native_driver
+from tests.ignition.native.models import NEEDS_VNNI, VNNI, checkpoint_for, native_driver
 from tests.ignition.native.test_fp32 import pages_for, prompt_of, reference_logits
 
 Matrix = np.ndarray
@@ -67,8 +67,10 @@ def oracle_logits(checkpoint: Checkpoint, tokens: list[int]) -> Matrix:
     return product(norm(x, "norm"), t["embed" if g.tied_embeddings else "head"])
 
 
-@pytest.mark.parametrize("variant", ["avx2", pytest.param("plain", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", ["llama:q4_1", "llama:q4_0", "llama", "llama-untied:q4_1"])
+@pytest.mark.parametrize("variant", ["avx2", VNNI, pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["llama:q4_1", "llama:q4_0", "llama", "llama-untied:q4_1", "llama:mixed"]
+)
 def test_logits_equal_the_same_arithmetic_in_numpy(family: str, variant: str) -> None:
     """A value that falls on a rounding boundary may round the other way in float64; from that
     position on, logits are off by about a quantisation step. Short prompts seldom have one.
@@ -98,3 +100,28 @@ def test_int8_is_within_a_few_percent_of_fp32(family: str) -> None:
     actual = driver.program("prefill-c64").buffers["last_logits"][0]
     expected = reference_logits(family, prompt)[-1]
     assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 0.1
+
+
+@NEEDS_VNNI
+@pytest.mark.parametrize("family", ["llama:q4_1", "llama:q4_0", "llama", "llama:mixed"])
+def test_every_variant_of_x86_gives_the_same_bits(family: str) -> None:
+    """A prompt of 1 to 49 rows passes tiles of every size; the head's last panel has no partner."""
+    prompt = prompt_of(64, seed=11)
+    drivers = [native_driver(family, "int8", variant) for variant in ("avx2", "vnni")]
+    for length in range(1, 50):
+        logits = []
+        for driver in drivers:
+            driver.initialize([0], [pages_for(0)])
+            driver.prefill(0, prompt[:length], [("prefill-c64", length)])
+            logits.append(driver.program("prefill-c64").buffers["last_logits"][0].copy())
+        assert np.array_equal(*logits), length
+    for driver in drivers:
+        driver.initialize(range(8), [pages_for(row) for row in range(8)])
+        for row in range(8):
+            driver.prefill(row, prompt[row : row + 20], [("prefill-c64", 20)])
+    for rows in range(1, 9):
+        logits = []
+        for driver in drivers:
+            driver.decode(list(range(rows)), "decode-b8")
+            logits.append(driver.program("decode-b8").buffers["last_logits"][:rows].copy())
+        assert np.array_equal(*logits), rows

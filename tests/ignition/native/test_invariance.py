@@ -7,13 +7,15 @@ import pytest
 
 from helios.engine.ports import SamplingParams
 from tests.ignition.driver import GREEDY, Driver, lane
-from tests.ignition.native.models import POOL, native_driver
+from tests.ignition.native.models import NEEDS_VNNI, POOL, native_driver
 from tests.ignition.native.test_fp32 import pages_for, prompt_of
 
 KINDS = [
     ("llama:q4_1", "int8", "avx2"),
     ("llama", "int8", "avx2"),
     ("llama", "fp32", "avx2"),
+    pytest.param("llama:q4_1", "int8", "vnni", marks=NEEDS_VNNI),
+    pytest.param("llama", "int8", "vnni", marks=NEEDS_VNNI),
     pytest.param("llama:q4_1", "int8", "plain", marks=pytest.mark.slow),
 ]
 
