@@ -8,7 +8,7 @@ from helios.engine.backend import EngineUnavailableError
 from helios.runtime.text import TextError
 from helios.scheduler import SchedulerError
 from helios.server.serve import AddressError
-from ignition.capacity import CapacityError
+from ignition.capacity_errors import CapacityError
 from ignition.checkpoint_errors import CheckpointError
 from ignition.draft.errors import DraftError
 from ignition.fetch import FetchError

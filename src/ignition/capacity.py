@@ -17,7 +17,9 @@ from helios.scheduler import (
     ResourceConfig,
 )
 from ignition.capacity_costs import compile_seconds, prepare_seconds
-from ignition.capacity_memory import MemoryPlan, fixed_memory, token_bytes
+from ignition.capacity_errors import CapacityError
+from ignition.capacity_memory import MemoryPlan, program_buffers
+from ignition.capacity_pages import memory_needs, page_count
 from ignition.capacity_pairs import (
     PairMemory,
     pair_memory,
@@ -26,7 +28,7 @@ from ignition.capacity_pairs import (
 )
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.mixed_shapes import mixed_batches, mixed_graphs, mixed_prompts
-from ignition.programs.buffers import BufferSpec, buffer_specs
+from ignition.programs.buffers import BufferSpec
 from ignition.purposes import SOURCE_WORDS, purpose_of
 from ignition.round_shapes import DEFAULT_TOKEN_CAPACITY, Depths, round_graphs, telling_survival
 
@@ -44,18 +46,6 @@ MAX_ROUND_TOKENS: Final = 512
 BACKENDS: Final = ("native", "eager", "cuda")
 PRECISIONS: Final = ("int8", "fp32")
 PAGE_SIZES: Final = (16, 32, 64)
-
-_GIB: Final = 1 << 30
-_MIB: Final = 1 << 20
-_DEFAULT_KV_LIMIT_BYTES: Final = 4 * _GIB
-
-
-class CapacityError(ValueError):
-    """The options cannot be planned; the message names the option and what would fit."""
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(f"{option}: {message}")
-        self.option = option
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,15 +212,26 @@ def plan_capacity(
     _check_options(options)
     context = _context_of(geometry, options)
     graphs = plan_graphs(options, context)
-    fixed = _fixed_memory(geometry, options, graphs, context)
-    page_bytes = options.page_size_tokens * token_bytes(
+    pool = PoolGeometry(
+        row_count=options.concurrency,
+        page_count=1,
+        page_size_tokens=options.page_size_tokens,
+        context_length_tokens=context,
+    )
+    needs = memory_needs(
         geometry,
-        options.precision,
-        keeps_head=options.head_tokens > 0,
+        pool,
+        graphs,
+        backend=options.backend,
+        precision=options.precision,
+        head_tokens=options.head_tokens,
         draft=options.draft_model,
     )
-    pages, notes = _page_count(
-        options, fixed.total_bytes, page_bytes, context, machine_memory_bytes
+    pages, notes = page_count(
+        needs,
+        budget_bytes=options.memory_bytes,
+        machine_bytes=machine_memory_bytes,
+        is_context_asked=options.context_length_tokens is not None,
     )
     if pages * options.page_size_tokens < context:
         shorter = dataclasses.replace(
@@ -239,12 +240,7 @@ def plan_capacity(
         reduced = plan_capacity(geometry, shorter, machine_memory_bytes=machine_memory_bytes)
         return dataclasses.replace(reduced, notes=(*notes, *reduced.notes))
 
-    pool = PoolGeometry(
-        row_count=options.concurrency,
-        page_count=pages,
-        page_size_tokens=options.page_size_tokens,
-        context_length_tokens=context,
-    )
+    pool = dataclasses.replace(pool, page_count=pages)
     draft = options.draft_model
     return CapacityPlan(
         geometry=geometry,
@@ -252,7 +248,7 @@ def plan_capacity(
         backend=options.backend,
         precision=options.precision,
         programs=tuple(_planned(geometry, options, graph, pool) for graph in graphs),
-        memory=dataclasses.replace(fixed, kv_bytes=pages * page_bytes),
+        memory=dataclasses.replace(needs.fixed, kv_bytes=pages * needs.page_bytes),
         compile_s=compile_seconds(options.backend) * (1 if draft is None else 2),
         draft_model=draft,
         draft_memory=pair_memory(draft, options.precision, pool, graphs, options.backend),
@@ -392,87 +388,6 @@ def _prompt_capacities(
     return capacities
 
 
-def _fixed_memory(
-    geometry: ModelGeometry,
-    options: CapacityOptions,
-    graphs: tuple[GraphDescriptor, ...],
-    context: int,
-) -> MemoryPlan:
-    """Return everything but the pages."""
-    pool = PoolGeometry(
-        row_count=options.concurrency,
-        page_count=1,
-        page_size_tokens=options.page_size_tokens,
-        context_length_tokens=context,
-    )
-    programs = sum(
-        buffer.size_bytes
-        for graph in graphs
-        for buffer in _specs(geometry, graph, pool, options.backend)
-    )
-    fixed = fixed_memory(
-        geometry,
-        pool,
-        graphs,
-        precision=options.precision,
-        backend=options.backend,
-        head_tokens=options.head_tokens,
-        draft=options.draft_model,
-    )
-    return dataclasses.replace(fixed, program_bytes=programs)
-
-
-def _page_count(
-    options: CapacityOptions, fixed_bytes: int, page_bytes: int, context: int, machine_bytes: int
-) -> tuple[int, tuple[str, ...]]:
-    """Return pages for the budget. Fewer than one context only where planning may shorten it."""
-    one_request = -(-context // options.page_size_tokens)
-    wanted = options.concurrency * one_request
-    if options.memory_bytes is not None:
-        pages = (options.memory_bytes - fixed_bytes) // page_bytes
-        if pages < one_request:
-            _refuse_budget(options, fixed_bytes, page_bytes, context)
-        return min(pages, wanted), ()
-
-    limit = min(_DEFAULT_KV_LIMIT_BYTES, machine_bytes // 4)
-    pages = min(wanted, limit // page_bytes)
-    if pages >= one_request:
-        share = pages * options.page_size_tokens
-        note = f"the KV cache is limited to {_size(limit)}: {share} tokens over all requests"
-        return pages, () if pages == wanted else (note,)
-    if options.context_length_tokens is not None or pages < 1:
-        _refuse_budget(
-            dataclasses.replace(options, memory_bytes=fixed_bytes + limit),
-            fixed_bytes,
-            page_bytes,
-            context,
-        )
-    note = (
-        f"the context is shortened from {context} to {pages * options.page_size_tokens} tokens, "
-        f"which is what {_size(limit)} of KV cache hold; --memory allows more"
-    )
-    return pages, (note,)
-
-
-def _refuse_budget(
-    options: CapacityOptions, fixed_bytes: int, page_bytes: int, context: int
-) -> None:
-    assert options.memory_bytes is not None
-    budget = options.memory_bytes
-    needed = fixed_bytes + -(-context // options.page_size_tokens) * page_bytes
-    message = (
-        f"{_size(budget)} is too little: weights, rows, buffers and workspace take "
-        f"{_size(fixed_bytes)} and one request of {context} tokens "
-        f"{_size(needed - fixed_bytes)}. At least {_size(needed)} would do"
-    )
-    tokens = (budget - fixed_bytes) // page_bytes * options.page_size_tokens
-    if tokens >= 2:
-        message += f", or --context {tokens} in this budget"
-    elif options.concurrency > 1:
-        message += ", or a smaller --concurrency"
-    raise CapacityError("--memory", message)
-
-
 def _planned(
     geometry: ModelGeometry, options: CapacityOptions, graph: GraphDescriptor, pool: PoolGeometry
 ) -> PlannedProgram:
@@ -487,23 +402,6 @@ def _planned(
     return PlannedProgram(
         graph=graph,
         purpose=purpose_of(graph),
-        buffers=_specs(geometry, graph, pool, options.backend),
+        buffers=program_buffers(geometry, graph, pool, options.backend),
         prepare_s=seconds,
     )
-
-
-def _specs(
-    geometry: ModelGeometry, graph: GraphDescriptor, pool: PoolGeometry, backend: str
-) -> tuple[BufferSpec, ...]:
-    return buffer_specs(
-        graph,
-        vocabulary_size=geometry.vocabulary_size,
-        pages_per_row=pool.pages_per_row,
-        # Native programs leave their logits in the workspace, which is counted once.
-        keeps_logits=backend != "native",
-    )
-
-
-def _size(count: int) -> str:
-    """Return bytes for people, rounded up so that a quoted minimum is enough."""
-    return f"{-(-count // _MIB)} MiB"

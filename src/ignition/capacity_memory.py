@@ -13,6 +13,7 @@ from ignition.capacity_costs import (
 )
 from ignition.capacity_pairs import pair_memory
 from ignition.geometry import ModelGeometry, PoolGeometry
+from ignition.programs.buffers import BufferSpec, buffer_specs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +70,16 @@ def token_bytes(
     """Return the bytes of one token of a page, with what the draft keeps of it."""
     own = kv_bytes_per_token(geometry, precision, keeps_draft=keeps_head)
     return own + (0 if draft is None else kv_bytes_per_token(draft, precision))
+
+
+def program_buffers(
+    geometry: ModelGeometry, graph: GraphDescriptor, pool: PoolGeometry, backend: str
+) -> tuple[BufferSpec, ...]:
+    """Return the static inputs and outputs of a program."""
+    return buffer_specs(
+        graph,
+        vocabulary_size=geometry.vocabulary_size,
+        pages_per_row=pool.pages_per_row,
+        # Native programs leave their logits in the workspace, which is counted once.
+        keeps_logits=backend != "native",
+    )

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.scheduler import GraphKind
-from ignition.capacity import CapacityError, CapacityOptions, CapacityPlan, plan_capacity
+from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
+from ignition.capacity_errors import CapacityError
 from ignition.geometry import ModelGeometry
 from scheduling_sim.costs.planner import mixed_shapes
 

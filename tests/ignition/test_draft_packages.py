@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from helios.scheduler import GraphKind, ProposalSource
-from ignition.capacity import CapacityError, CapacityOptions, CapacityPlan, plan_capacity
+from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
+from ignition.capacity_errors import CapacityError
 from ignition.checkpoint import Checkpoint
 from ignition.draft.errors import DraftError
 from ignition.draft.expected import expected_survivals

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from helios.scheduler import ProposalSource
-from ignition.capacity import CapacityError, CapacityOptions, CapacityPlan, plan_capacity
+from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
 from ignition.capacity_costs import kv_bytes_per_token, weight_bytes
+from ignition.capacity_errors import CapacityError
 from ignition.checkpoint import Checkpoint, TextAssets
 from ignition.draft.errors import DraftError
 from ignition.draft.pair import Speaker, check_pair, expected_pair_survivals
