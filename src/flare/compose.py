@@ -8,26 +8,17 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from flare.engine_side import open_model, open_package_detokenizers, open_package_grammars
-from helios.engine.manifest import Manifest
+from flare.loaded import Loading
 from helios.runtime.client import EngineClient
 from helios.runtime.settings import EngineSettings, ModelIdentity
 from helios.runtime.text import TextModel
-from helios.scheduler import PolicyConfig, SpeculationConfig
+from helios.scheduler import PolicyConfig
 from helios.server.app import create_app
 from helios.server.config import ServerConfig
 from helios.server.serve import run
 from helios.server.starting import StartingBackend
-
-
-class Decoding(NamedTuple):
-    """How decoders generate."""
-
-    speculation: SpeculationConfig
-    sources: tuple[str, ...]
-    """Where proposals come from, as catalogs and manifests name them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,31 +28,16 @@ class ServingOptions:
     server: ServerConfig
     policy: PolicyConfig
     waiting_limit: int
-    threads: int | None = None
-    """None: as many as the package was prepared for."""
     trace_path: Path | None = None
-    decoding: Decoding = dataclasses.field(
-        default_factory=lambda: Decoding(SpeculationConfig(), ())
-    )
-    """The package must have programs of it."""
-    mixed_prefill: bool = False
-    """Run the mixed programs that the package has; without, they are left out."""
-    row_sharing: str = "off"
-    """off, host or device: which of the ragged rounds that the package has to run."""
     drain_timeout_s: float = 30.0
 
 
-def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions) -> EngineSettings:
+def engine_settings(loading: Loading, options: ServingOptions) -> EngineSettings:
     """Return picklable settings of an engine over a package."""
+    directory, manifest = loading.directory, loading.manifest
     return EngineSettings(
         open_model=functools.partial(
-            open_model,
-            directory,
-            options.threads,
-            options.decoding.speculation,
-            sources=options.decoding.sources,
-            mixed_prefill=options.mixed_prefill,
-            row_sharing=options.row_sharing,
+            open_model, directory, manifest.machine.threads, loading.limits
         ),
         open_detokenizers=functools.partial(open_package_detokenizers, directory),
         open_grammars=functools.partial(open_package_grammars, directory),
@@ -73,7 +49,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
             precision=manifest.precision,
         ),
         policy=options.policy,
-        speculation=options.decoding.speculation,
+        speculation=loading.decoding.speculation,
         draft_survivals=() if manifest.draft is None else manifest.draft.survivals,
         waiting_limit=options.waiting_limit,
         trace_path=options.trace_path,
@@ -81,8 +57,7 @@ def engine_settings(directory: Path, manifest: Manifest, options: ServingOptions
 
 
 def serve_package(
-    directory: Path,
-    manifest: Manifest,
+    loading: Loading,
     listener: socket.socket,
     options: ServingOptions,
     *,
@@ -93,9 +68,11 @@ def serve_package(
     The engine runs in its own process; `on_ready` is told the seconds that its start took. Raises
     EngineStartError with that process's reason, and TextError.
     """
-    settings = engine_settings(directory, manifest, options)
+    settings = engine_settings(loading, options)
     backend = StartingBackend(functools.partial(EngineClient.start, settings))
-    app = create_app(backend, TextModel.open(directory, manifest.tokenizer), options.server)
+    app = create_app(
+        backend, TextModel.open(loading.directory, loading.manifest.tokenizer), options.server
+    )
 
     async def start() -> None:
         begin = time.monotonic()

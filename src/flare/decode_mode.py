@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flare.compose import Decoding
 from flare.drafts import draft_source, names_model
 from flare.errors import FlareError
+from flare.loaded import Decoding
 from flare.options import SpeculationMode
 from flare.request import SOURCES, PackageRequest, check_sharing_sources
 from helios.engine.manifest import DraftEntry, Manifest
@@ -21,9 +21,9 @@ def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMo
     cannot be read.
     """
     check_draft(manifest, request)
-    speculation = decode_mode(manifest, request, mode)
-    check_mixed(manifest, request, speculation)
-    decoding = Decoding(speculation, served_sources(manifest, request, mode))
+    sources = served_sources(manifest, request, mode)
+    decoding = Decoding(decode_mode(manifest, request, mode, sources), sources)
+    check_mixed(manifest, request, decoding.speculation)
     check_sharing(manifest, request, decoding)
     check_survival(manifest, request)
     return decoding
@@ -57,13 +57,15 @@ def served_sources(
 
 
 def decode_mode(
-    manifest: Manifest, request: PackageRequest, mode: SpeculationMode
+    manifest: Manifest,
+    request: PackageRequest,
+    mode: SpeculationMode,
+    sources: tuple[str, ...],
 ) -> SpeculationConfig:
-    """Return how the package's decoders generate.
+    """Return how the package's decoders generate with proposals of the sources.
 
     Raises FlareError for a package that lacks what was asked for.
     """
-    sources = served_sources(manifest, request, mode)
     tokens = request.asked_draft_tokens
     if not sources:
         if tokens is not None:
@@ -77,8 +79,6 @@ def decode_mode(
     if len(sources) > 1:
         raise FlareError("--speculation-mode fixed needs one source: --speculation copy or learned")
     widths = sorted({g.token_capacity for g in manifest.graphs if g.source == sources[0]})
-    if tokens is None and request.is_speculation_asked:
-        tokens = request.depth_of(sources[0])
     width = widths[-1] if tokens is None else tokens + 1
     if width not in widths:
         drafts = ", ".join(str(each - 1) for each in widths)

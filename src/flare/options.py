@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from enum import StrEnum
@@ -18,6 +19,7 @@ from ignition.round_shapes import (
 )
 
 DEFAULT_MODEL: Final = "smollm2-135m"
+DEFAULT_CONCURRENCY: Final = 16
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b?|b)?", re.IGNORECASE)
 _POWERS: Final = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -136,9 +138,12 @@ MemoryOption = Annotated[
     ),
 ]
 ConcurrencyOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        min=1, max=64, rich_help_panel=_PREPARING, help="Requests that can run at the same time."
+        min=1,
+        max=64,
+        rich_help_panel=_PREPARING,
+        help=f"Requests that can run at the same time (default: {DEFAULT_CONCURRENCY}).",
     ),
 ]
 ThreadsOption = Annotated[
@@ -243,7 +248,7 @@ RowSharingOption = Annotated[
     ),
 ]
 SurvivalOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--survival/--no-survival",
         rich_help_panel=_SPECULATION,
@@ -252,3 +257,24 @@ SurvivalOption = Annotated[
         "rounds' time.",
     ),
 ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PackageOptions:
+    """What a command line says of a package: to prepare it, to plan it, or to serve it."""
+
+    precision: PrecisionOption = None
+    backend: BackendOption = Backend.AUTO
+    memory: MemoryOption = None
+    concurrency: ConcurrencyOption = None
+    threads: ThreadsOption = None
+    context: ContextOption = None
+    request_buckets: BucketsOption = None
+    prefill_capacities: CapacitiesOption = None
+    mixed_prefill: MixedPrefillOption = False
+    speculation: SpeculationOption = None
+    draft: DraftOption = None
+    draft_tokens: DraftTokensOption = None
+    speculative_token_capacity: TokenCapacityOption = None
+    row_sharing: RowSharingOption = RowSharing.OFF
+    survival: SurvivalOption = None

@@ -109,6 +109,32 @@ PopulationWeight = Annotated[
 ]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """What a command line says of the scheduling policy."""
+
+    preset: PresetOption = Preset.BALANCED
+    output_token_value: OutputTokenValue = None
+    token_fairness: TokenFairness = None
+    delivery_fairness: DeliveryFairness = None
+    decode_age_price: DecodeAgePrice = None
+    gap_objective_ms: GapObjectiveMs = None
+    terminal_value: TerminalValue = None
+    terminal_age_price: TerminalAgePrice = None
+    adaptation_ms: AdaptationMs = None
+    estimate_ttl_ms: EstimateTtlMs = None
+    arrival_shares: ArrivalShares = None
+    prefill_balance: PrefillBalance = None
+    adaptive_verification_alpha: AdaptiveVerificationAlpha = None
+    checkpoint_extra_work_fraction: CheckpointExtraWorkFraction = None
+    alone_service_share: AloneServiceShare = None
+    population_weight: PopulationWeight = None
+
+    def config(self) -> PolicyConfig:
+        """Return the preset with what was said. Raises InvalidPolicyError."""
+        return policy_of(**dataclasses.asdict(self))
+
+
 def policy_of(
     preset: Preset,
     *,

@@ -10,7 +10,13 @@ from rich.markup import escape
 
 from flare.console import notices
 from flare.errors import FlareError
-from flare.options import Backend, Precision, RowSharing, Speculation, capacity_list, size_bytes
+from flare.options import (
+    DEFAULT_CONCURRENCY,
+    PackageOptions,
+    Speculation,
+    capacity_list,
+    size_bytes,
+)
 from ignition.capacity import CapacityOptions, CapacityPlan, plan_capacity
 from ignition.geometry import ModelGeometry
 from ignition.prepare import choose_backend, machine_memory_bytes, usable_threads
@@ -33,6 +39,8 @@ class PackageRequest:
     precision: str
     threads: int
     concurrency: int
+    options: PackageOptions
+    """What was typed: there None means that nobody said anything."""
     memory_bytes: int | None = None
     context_length_tokens: int | None = None
     request_buckets: tuple[int, ...] | None = None
@@ -43,16 +51,22 @@ class PackageRequest:
     """Zero prepares no programs for learned proposals."""
     draft: Path | None = None
     """The draft head's file or the draft model, where one was named."""
-    is_speculation_asked: bool = False
-    """The command line says --speculation or --draft; else a package decides."""
-    asked_draft_tokens: int | None = None
-    """--draft-tokens, whatever the source."""
     speculative_token_capacity: int = DEFAULT_TOKEN_CAPACITY
     mixed_prefill: bool = False
     row_sharing: str = "off"
     """off, host or device: who deals the target rows of ragged rounds; off prepares and runs none,
     device those of the host too."""
     survival: bool = False
+
+    @property
+    def is_speculation_asked(self) -> bool:
+        """Whether somebody says --speculation or --draft; else a package decides."""
+        return self.options.speculation is not None or self.options.draft is not None
+
+    @property
+    def asked_draft_tokens(self) -> int | None:
+        """Return --draft-tokens, whatever the source."""
+        return self.options.draft_tokens
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -106,64 +120,52 @@ def check_sharing_sources(row_sharing: str, sources: tuple[str, ...]) -> None:
         raise FlareError("--row-sharing device needs --speculation learned or both")
 
 
-def package_request(
-    *,
-    backend: Backend,
-    precision: Precision | None,
-    memory: str | None,
-    concurrency: int,
-    threads: int | None,
-    context: int | None,
-    request_buckets: str | None,
-    prefill_capacities: str | None,
-    speculation: Speculation | None,
-    draft_tokens: int | None,
-    speculative_token_capacity: int | None,
-    mixed_prefill: bool,
-    row_sharing: RowSharing = RowSharing.OFF,
-    survival: bool = False,
-    draft: Path | None = None,
-) -> PackageRequest:
-    """Check the options of a command line. Raises FlareError and NoCompilerError.
+def package_request(options: PackageOptions) -> PackageRequest:
+    """Check what a command line asks of a model. Raises FlareError and NoCompilerError.
 
     Says aloud when no compiler leaves only the slow backend, and which precision follows.
     """
-    choice = choose_backend(backend.value, "auto" if precision is None else precision.value)
+    precision = "auto" if options.precision is None else options.precision.value
+    choice = choose_backend(options.backend.value, precision)
     if choice.notice is not None:
         notices().print(f"[yellow]{escape(choice.notice)}[/yellow]")
-    chosen = speculation or (
-        default_speculation(choice.backend) if draft is None else Speculation.LEARNED
+    chosen = options.speculation or (
+        default_speculation(choice.backend) if options.draft is None else Speculation.LEARNED
     )
-    copied, learned = _depths(chosen, draft_tokens, speculative_token_capacity, draft)
+    check_effect(options, chosen.sources)
+    return request_of(options, choice.backend, choice.precision, chosen.sources)
+
+
+def request_of(
+    options: PackageOptions, backend: str, precision: str, sources: tuple[str, ...]
+) -> PackageRequest:
+    """Return options as checked values, with proposals of those sources. Raises FlareError."""
+    asked = options.draft_tokens
+    copied = (asked or DEFAULT_DRAFT_TOKENS) if "copy" in sources else 0
+    learned = (asked or DEFAULT_LEARNED_TOKENS) if "learned" in sources else 0
     return PackageRequest(
-        backend=choice.backend,
-        precision=choice.precision,
-        threads=threads or usable_threads(),
-        concurrency=concurrency,
-        memory_bytes=None if memory is None else size_bytes(memory),
-        context_length_tokens=context,
-        request_buckets=(
-            None if request_buckets is None else capacity_list(request_buckets, "--request-buckets")
-        ),
-        prefill_capacities=(
-            None
-            if prefill_capacities is None
-            else capacity_list(prefill_capacities, "--prefill-capacities")
-        ),
+        backend=backend,
+        precision=precision,
+        threads=options.threads or usable_threads(),
+        concurrency=options.concurrency or DEFAULT_CONCURRENCY,
+        options=options,
+        memory_bytes=None if options.memory is None else size_bytes(options.memory),
+        context_length_tokens=options.context,
+        request_buckets=_capacities(options.request_buckets, "--request-buckets"),
+        prefill_capacities=_capacities(options.prefill_capacities, "--prefill-capacities"),
         draft_tokens=copied,
         learned_tokens=learned,
-        draft=draft,
-        is_speculation_asked=speculation is not None or draft is not None,
-        asked_draft_tokens=draft_tokens,
-        speculative_token_capacity=(
-            max(DEFAULT_TOKEN_CAPACITY, copied + 1, learned + 1)
-            if speculative_token_capacity is None
-            else speculative_token_capacity
-        ),
-        mixed_prefill=mixed_prefill,
-        row_sharing=row_sharing.value,
-        survival=survival,
+        draft=options.draft,
+        speculative_token_capacity=options.speculative_token_capacity
+        or max(DEFAULT_TOKEN_CAPACITY, copied + 1, learned + 1),
+        mixed_prefill=options.mixed_prefill,
+        row_sharing=options.row_sharing.value,
+        survival=bool(options.survival),
     )
+
+
+def _capacities(text: str | None, option: str) -> tuple[int, ...] | None:
+    return None if text is None else capacity_list(text, option)
 
 
 def default_speculation(backend: str) -> Speculation:
@@ -174,22 +176,14 @@ def default_speculation(backend: str) -> Speculation:
     return Speculation.COPY if backend == "native" else Speculation.OFF
 
 
-def _depths(
-    speculation: Speculation, asked: int | None, capacity: int | None, draft: Path | None
-) -> tuple[int, int]:
-    """Return the most copied and learned proposals to prepare for.
-
-    Raises FlareError for options without effect.
-    """
-    sources = speculation.sources
-    if draft is not None and "learned" not in sources:
+def check_effect(options: PackageOptions, sources: tuple[str, ...]) -> None:
+    """Raise FlareError for options that do nothing without proposals of other sources."""
+    if options.draft is not None and "learned" not in sources:
         raise FlareError("--draft needs --speculation learned or both")
-    if not sources:
-        options = (("--draft-tokens", asked), ("--speculative-token-capacity", capacity))
-        for option, value in options:
-            if value is not None:
-                raise FlareError(f"{option} needs --speculation copy, learned or both")
-    return (
-        (asked or DEFAULT_DRAFT_TOKENS) if "copy" in sources else 0,
-        (asked or DEFAULT_LEARNED_TOKENS) if "learned" in sources else 0,
+    bounds = (
+        ("--draft-tokens", options.draft_tokens),
+        ("--speculative-token-capacity", options.speculative_token_capacity),
     )
+    for option, value in bounds:
+        if value is not None and not sources:
+            raise FlareError(f"{option} needs --speculation copy, learned or both")

@@ -212,7 +212,7 @@ class _Measurement:
         return self._lane(row)._replace(query_length=length, copied_token_ids=copied)
 
     def _prompt_lane(self, row: int, tokens: int, position: int = 0) -> FrameLane:
-        fitting = min(tokens, self._pages * self._model.resources.page_size_tokens - position)
+        fitting = min(tokens, self._room() - position)
         return FrameLane(
             handle=RequestHandle(row, 1),
             row=row,

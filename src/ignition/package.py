@@ -44,6 +44,7 @@ class LoadLimits:
 
     row_count: int | None = None
     page_count: int | None = None
+    context_length_tokens: int | None = None
     graphs: tuple[str, ...] | None = None
     """Names of the programs to keep."""
 
@@ -122,6 +123,11 @@ def _reduced_pool(pool: PoolGeometry, limits: LoadLimits) -> PoolGeometry:
     for option, asked, prepared in (
         ("row_count", limits.row_count, pool.row_count),
         ("page_count", limits.page_count, pool.page_count),
+        (
+            "context_length_tokens",
+            limits.context_length_tokens,
+            pool.context_length_tokens,
+        ),
     ):
         if asked is not None and not 1 <= asked <= prepared:
             raise PackageError(
@@ -131,6 +137,7 @@ def _reduced_pool(pool: PoolGeometry, limits: LoadLimits) -> PoolGeometry:
         pool,
         row_count=limits.row_count or pool.row_count,
         page_count=limits.page_count or pool.page_count,
+        context_length_tokens=limits.context_length_tokens or pool.context_length_tokens,
     )
 
 

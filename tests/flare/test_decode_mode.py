@@ -10,8 +10,8 @@ import pytest
 
 from flare.decode_mode import check_draft, decode_mode, served_sources
 from flare.errors import FlareError
-from flare.options import Backend, Speculation, SpeculationMode
-from flare.request import package_request
+from flare.options import Backend, PackageOptions, Speculation, SpeculationMode
+from flare.request import PackageRequest, package_request
 from helios.scheduler import DecodeMode, SpeculationConfig
 from tests.flare.test_run import HAS_COMPILER
 
@@ -26,21 +26,15 @@ ADAPTIVE, FIXED = SpeculationMode.ADAPTIVE, SpeculationMode.FIXED
 COPY, OFF = Speculation.COPY, Speculation.OFF
 
 
-def asked(speculation: Speculation | None, backend: str = "eager", **more: Any) -> Any:
-    fields = {
-        "precision": None,
-        "memory": None,
-        "concurrency": 4,
-        "threads": 1,
-        "context": None,
-        "request_buckets": None,
-        "prefill_capacities": None,
-        "draft_tokens": None,
-        "speculative_token_capacity": None,
-        "mixed_prefill": False,
-        **more,
-    }
-    return package_request(backend=Backend(backend), speculation=speculation, **fields)
+def asked(speculation: Speculation | None, backend: str = "eager", **more: Any) -> PackageRequest:
+    fields = {"concurrency": 4, "threads": 1, **more}
+    return package_request(
+        PackageOptions(backend=Backend(backend), speculation=speculation, **fields)
+    )
+
+
+def mode_of(package: Any, request: PackageRequest, mode: SpeculationMode) -> SpeculationConfig:
+    return decode_mode(package, request, mode, served_sources(package, request, mode))
 
 
 @pytest.mark.parametrize(
@@ -56,14 +50,14 @@ def asked(speculation: Speculation | None, backend: str = "eager", **more: Any) 
     ],
 )
 def test_what_is_asked_for_and_there_is_served(package, speculation, mode, expected) -> None:
-    assert decode_mode(package, asked(speculation), mode) == expected
+    assert mode_of(package, asked(speculation), mode) == expected
 
 
 def test_a_fixed_width_is_that_of_the_draft_tokens() -> None:
-    found = decode_mode(ROUNDS, asked(COPY, draft_tokens=3), FIXED)
+    found = mode_of(ROUNDS, asked(COPY, draft_tokens=3), FIXED)
     assert found == SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=4)
     with pytest.raises(FlareError, match="programs for 1, 3, 7 proposals, none for 5"):
-        decode_mode(ROUNDS, asked(COPY, draft_tokens=5), FIXED)
+        mode_of(ROUNDS, asked(COPY, draft_tokens=5), FIXED)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +70,7 @@ def test_a_fixed_width_is_that_of_the_draft_tokens() -> None:
 )
 def test_what_is_not_there_is_refused(package, speculation, mode, message) -> None:
     with pytest.raises(FlareError, match=message):
-        decode_mode(package, asked(speculation), mode)
+        mode_of(package, asked(speculation), mode)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
@@ -84,9 +78,9 @@ def test_a_plain_package_is_served_where_native_programs_would_have_had_rounds()
     """The default asks for nothing: only `flare prepare` and `flare run MODEL` act on it."""
     request = asked(None, "native")
     assert request.draft_tokens == 7
-    assert decode_mode(PLAIN, request, ADAPTIVE) == SpeculationConfig()
+    assert mode_of(PLAIN, request, ADAPTIVE) == SpeculationConfig()
     with pytest.raises(FlareError, match="no programs for copied"):
-        decode_mode(PLAIN, request, FIXED)
+        mode_of(PLAIN, request, FIXED)
 
 
 LEARNED, BOTH = Speculation.LEARNED, Speculation.BOTH
@@ -115,7 +109,7 @@ def test_a_package_is_served_with_the_sources_that_were_asked_for(
     request = asked(speculation)
     assert served_sources(package, request, ADAPTIVE) == expected
     mode = DecodeMode.ADAPTIVE if expected else DecodeMode.ORDINARY
-    assert decode_mode(package, request, ADAPTIVE).mode is mode
+    assert mode_of(package, request, ADAPTIVE).mode is mode
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
@@ -124,11 +118,11 @@ def test_draft_tokens_alone_ask_for_no_source() -> None:
     request = asked(None, "native", draft_tokens=3)
     for package, expected in ((DRAFTING, ("learned",)), (EVERYTHING, ("copy", "learned"))):
         assert served_sources(package, request, ADAPTIVE) == expected
-    assert decode_mode(DRAFTING, request, FIXED).fixed_width == 4
+    assert mode_of(DRAFTING, request, FIXED).fixed_width == 4
     with pytest.raises(FlareError, match="programs for 1, 3 proposals, none for 2"):
-        decode_mode(DRAFTING, asked(None, "native", draft_tokens=2), FIXED)
+        mode_of(DRAFTING, asked(None, "native", draft_tokens=2), FIXED)
     with pytest.raises(FlareError, match="--draft-tokens: the package has no programs"):
-        decode_mode(PLAIN, request, ADAPTIVE)
+        mode_of(PLAIN, request, ADAPTIVE)
 
 
 def test_every_source_has_a_depth_of_its_own() -> None:
@@ -136,7 +130,7 @@ def test_every_source_has_a_depth_of_its_own() -> None:
     assert (request.draft_tokens, request.learned_tokens) == (7, 3)
     assert asked(BOTH, draft_tokens=5).depth_of("learned") == 5
     assert asked(LEARNED).sources == ("learned",)
-    found = decode_mode(DRAFTING, asked(LEARNED), FIXED)
+    found = mode_of(DRAFTING, asked(LEARNED), FIXED)
     assert found == SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=4)
 
 
@@ -151,7 +145,7 @@ def test_every_source_has_a_depth_of_its_own() -> None:
 )
 def test_sources_that_are_not_there_are_refused(package, speculation, mode, message) -> None:
     with pytest.raises(FlareError, match=message):
-        decode_mode(package, asked(speculation), mode)
+        mode_of(package, asked(speculation), mode)
 
 
 def test_a_named_head_asks_for_learned_proposals_and_must_be_the_packages(tmp_path) -> None:

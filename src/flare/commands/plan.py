@@ -10,51 +10,19 @@ import typer
 from flare.console import results
 from flare.drafts import find_draft, planned_with
 from flare.models import find_model
-from flare.options import (
-    DEFAULT_MODEL,
-    Backend,
-    BackendOption,
-    BucketsOption,
-    CapacitiesOption,
-    ConcurrencyOption,
-    ContextOption,
-    DraftOption,
-    DraftTokensOption,
-    MemoryOption,
-    MixedPrefillOption,
-    ModelArgument,
-    PrecisionOption,
-    RowSharing,
-    RowSharingOption,
-    SpeculationOption,
-    SurvivalOption,
-    ThreadsOption,
-    TokenCapacityOption,
-)
+from flare.options import DEFAULT_MODEL, ModelArgument, PackageOptions
 from flare.plan_tables import plan_tables
 from flare.request import package_request
+from flare.spread import spread
 from ignition.capacity import CapacityPlan
 from ignition.sources import ModelSummary
 
 
+@spread
 def plan(
     *,
     model: ModelArgument = DEFAULT_MODEL,
-    precision: PrecisionOption = None,
-    backend: BackendOption = Backend.AUTO,
-    memory: MemoryOption = None,
-    concurrency: ConcurrencyOption = 16,
-    threads: ThreadsOption = None,
-    context: ContextOption = None,
-    request_buckets: BucketsOption = None,
-    prefill_capacities: CapacitiesOption = None,
-    mixed_prefill: MixedPrefillOption = False,
-    speculation: SpeculationOption = None,
-    draft: DraftOption = None,
-    draft_tokens: DraftTokensOption = None,
-    speculative_token_capacity: TokenCapacityOption = None,
-    row_sharing: RowSharingOption = RowSharing.OFF,
-    survival: SurvivalOption = False,
+    options: PackageOptions,
     buffers: Annotated[bool, typer.Option(help="List every static buffer too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -64,23 +32,7 @@ def plan(
     [bold]flare plan[/bold]
     [bold]flare plan model.gguf --memory 1GiB --concurrency 32 --json[/bold]
     """
-    request = package_request(
-        backend=backend,
-        precision=precision,
-        memory=memory,
-        concurrency=concurrency,
-        threads=threads,
-        context=context,
-        request_buckets=request_buckets,
-        prefill_capacities=prefill_capacities,
-        speculation=speculation,
-        draft_tokens=draft_tokens,
-        speculative_token_capacity=speculative_token_capacity,
-        mixed_prefill=mixed_prefill,
-        row_sharing=row_sharing,
-        survival=survival,
-        draft=draft,
-    )
+    request = package_request(options)
     source, found = find_model(model)
     found_draft = find_draft(request, source, found)
     planned = planned_with(request, found, found_draft)

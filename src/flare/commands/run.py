@@ -14,139 +14,102 @@ from rich.markup import escape
 
 from flare.compose import ServingOptions, serve_package
 from flare.console import notices
-from flare.decode_mode import served_mode
-from flare.drafts import find_draft, planned_with
 from flare.errors import FlareError
-from flare.models import find_model
+from flare.loaded import Loading
+from flare.loading import loading_of
 from flare.options import (
     DEFAULT_MODEL,
     PRECISION_QUALITY,
-    Backend,
-    BackendOption,
-    BucketsOption,
-    CapacitiesOption,
-    ConcurrencyOption,
-    ContextOption,
-    DraftOption,
-    DraftTokensOption,
-    MemoryOption,
-    MixedPrefillOption,
     ModelArgument,
-    PrecisionOption,
-    Preset,
-    RowSharing,
-    RowSharingOption,
+    PackageOptions,
     SpeculationMode,
     SpeculationModeOption,
-    SpeculationOption,
-    SurvivalOption,
-    ThreadsOption,
-    TokenCapacityOption,
     size_bytes,
 )
-from flare.packages import default_directory, existing, is_package, prepare
 from flare.plan_tables import capacity_line, catalog_line
-from flare.policy_options import (
-    AdaptationMs,
-    AdaptiveVerificationAlpha,
-    AloneServiceShare,
-    ArrivalShares,
-    CheckpointExtraWorkFraction,
-    DecodeAgePrice,
-    DeliveryFairness,
-    EstimateTtlMs,
-    GapObjectiveMs,
-    OutputTokenValue,
-    PopulationWeight,
-    PrefillBalance,
-    PresetOption,
-    TerminalAgePrice,
-    TerminalValue,
-    TokenFairness,
-    policy_of,
-)
-from flare.request import PackageRequest, package_request
+from flare.policy_options import PolicyOptions
+from flare.spread import spread
 from helios.engine.manifest import Manifest
+from helios.scheduler import PolicyConfig
 from helios.server.config import ServerConfig
 from helios.server.serve import bind
-from ignition.package_manifest import read_manifest
 
 _SERVICE = "Service"
 
 
-def run(
-    *,
-    model: ModelArgument = DEFAULT_MODEL,
-    host: Annotated[
-        str, typer.Option(rich_help_panel=_SERVICE, help="Address to listen on.")
-    ] = "127.0.0.1",
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """Where and how the API is served."""
+
+    host: Annotated[str, typer.Option(rich_help_panel=_SERVICE, help="Address to listen on.")] = (
+        "127.0.0.1"
+    )
     port: Annotated[
         int, typer.Option(min=0, max=65535, rich_help_panel=_SERVICE, help="0 takes a free one.")
-    ] = 8000,
+    ] = 8000
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar="FLARE_API_KEY", rich_help_panel=_SERVICE, help="Key that clients must send."
         ),
-    ] = None,
+    ] = None
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(rich_help_panel=_SERVICE, help="Name(s) to serve under."),
-    ] = None,
+    ] = None
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(rich_help_panel=_SERVICE, help="Origin(s) that browsers may call from."),
-    ] = None,
+    ] = None
     queue_limit: Annotated[
         int,
         typer.Option(min=1, rich_help_panel=_SERVICE, help="Requests that may wait; then 503."),
-    ] = 1024,
+    ] = 1024
     max_body: Annotated[
         str, typer.Option(rich_help_panel=_SERVICE, help="Largest request body.")
-    ] = "4MiB",
+    ] = "4MiB"
     drain_timeout_s: Annotated[
         float,
         typer.Option(min=0, rich_help_panel=_SERVICE, help="Time to finish after SIGTERM."),
-    ] = 30.0,
+    ] = 30.0
     trace: Annotated[
         Path | None,
         typer.Option(rich_help_panel=_SERVICE, help="Write every decision here (`flare trace`)."),
-    ] = None,
+    ] = None
     log_requests: Annotated[
         bool, typer.Option(rich_help_panel=_SERVICE, help="Log a line per request.")
-    ] = False,
-    precision: PrecisionOption = None,
-    backend: BackendOption = Backend.AUTO,
-    memory: MemoryOption = None,
-    concurrency: ConcurrencyOption = 16,
-    threads: ThreadsOption = None,
-    context: ContextOption = None,
-    request_buckets: BucketsOption = None,
-    prefill_capacities: CapacitiesOption = None,
-    mixed_prefill: MixedPrefillOption = False,
-    speculation: SpeculationOption = None,
+    ] = False
+
+    def serving(self, policy: PolicyConfig) -> ServingOptions:
+        """Return what serving needs to know. Raises FlareError, and OSError for the trace."""
+        return ServingOptions(
+            server=self._server_config(),
+            policy=policy,
+            waiting_limit=self.queue_limit,
+            trace_path=None if self.trace is None else _writable(self.trace),
+            drain_timeout_s=self.drain_timeout_s,
+        )
+
+    def _server_config(self) -> ServerConfig:
+        try:
+            return ServerConfig(
+                api_key=self.api_key,
+                model_names=tuple(self.served_model_name or ()),
+                allow_origins=tuple(self.allow_origin or ()),
+                max_body_bytes=size_bytes(self.max_body),
+            )
+        except ValueError as error:
+            raise FlareError(f"--{str(error).replace('_', '-', 1)}") from error
+
+
+@spread
+def run(
+    *,
+    model: ModelArgument = DEFAULT_MODEL,
+    service: ServiceOptions,
+    options: PackageOptions,
     speculation_mode: SpeculationModeOption = SpeculationMode.ADAPTIVE,
-    draft: DraftOption = None,
-    draft_tokens: DraftTokensOption = None,
-    speculative_token_capacity: TokenCapacityOption = None,
-    row_sharing: RowSharingOption = RowSharing.OFF,
-    survival: SurvivalOption = False,
-    scheduler_policy: PresetOption = Preset.BALANCED,
-    output_token_value: OutputTokenValue = None,
-    token_fairness: TokenFairness = None,
-    delivery_fairness: DeliveryFairness = None,
-    decode_age_price: DecodeAgePrice = None,
-    gap_objective_ms: GapObjectiveMs = None,
-    terminal_value: TerminalValue = None,
-    terminal_age_price: TerminalAgePrice = None,
-    adaptation_ms: AdaptationMs = None,
-    estimate_ttl_ms: EstimateTtlMs = None,
-    arrival_shares: ArrivalShares = None,
-    prefill_balance: PrefillBalance = None,
-    adaptive_verification_alpha: AdaptiveVerificationAlpha = None,
-    checkpoint_extra_work_fraction: CheckpointExtraWorkFraction = None,
-    alone_service_share: AloneServiceShare = None,
-    population_weight: PopulationWeight = None,
+    policy: PolicyOptions,
 ) -> None:
     """Serve a model over the OpenAI API; fetches and prepares what is missing.
 
@@ -158,109 +121,32 @@ def run(
     [bold]flare run model.gguf --draft draft-head.safetensors[/bold]
     [bold]flare run model.gguf --draft smaller-model.gguf[/bold]
     """
-    policy = policy_of(
-        scheduler_policy,
-        estimate_ttl_ms=estimate_ttl_ms,
-        output_token_value=output_token_value,
-        token_fairness=token_fairness,
-        delivery_fairness=delivery_fairness,
-        decode_age_price=decode_age_price,
-        gap_objective_ms=gap_objective_ms,
-        terminal_value=terminal_value,
-        terminal_age_price=terminal_age_price,
-        adaptation_ms=adaptation_ms,
-        arrival_shares=arrival_shares,
-        prefill_balance=prefill_balance,
-        adaptive_verification_alpha=adaptive_verification_alpha,
-        checkpoint_extra_work_fraction=checkpoint_extra_work_fraction,
-        alone_service_share=alone_service_share,
-        population_weight=population_weight,
-    )
-    request = package_request(
-        backend=backend,
-        precision=precision,
-        memory=memory,
-        concurrency=concurrency,
-        threads=threads,
-        context=context,
-        request_buckets=request_buckets,
-        prefill_capacities=prefill_capacities,
-        speculation=speculation,
-        draft_tokens=draft_tokens,
-        speculative_token_capacity=speculative_token_capacity,
-        mixed_prefill=mixed_prefill,
-        row_sharing=row_sharing,
-        survival=survival,
-        draft=draft,
-    )
-    options = ServingOptions(
-        server=_server_config(api_key, served_model_name, allow_origin, max_body),
-        policy=policy,
-        waiting_limit=queue_limit,
-        threads=threads,
-        trace_path=None if trace is None else _writable(trace),
-        mixed_prefill=mixed_prefill,
-        drain_timeout_s=drain_timeout_s,
-    )
-    _log_to_terminal(log_requests)
+    serving = service.serving(policy.config())
+    _log_to_terminal(service.log_requests)
     # A port that is taken must be told now, not after minutes of preparing.
-    with bind(host, port) as listener:
-        directory, manifest = _package(model, request)
-        decoding = served_mode(manifest, request, speculation_mode)
-        options = dataclasses.replace(options, decoding=decoding, row_sharing=request.row_sharing)
-        _serve(listener, host, directory, manifest, options)
+    with bind(service.host, service.port) as listener:
+        _serve(listener, service.host, loading_of(model, options, speculation_mode), serving)
 
 
-def _serve(
-    listener: socket.socket,
-    host: str,
-    directory: Path,
-    manifest: Manifest,
-    options: ServingOptions,
-) -> None:
+def _serve(listener: socket.socket, host: str, loading: Loading, options: ServingOptions) -> None:
     """Serve a package on a bound socket, and say where."""
+    manifest = loading.manifest
     url = f"http://{host}:{listener.getsockname()[1]}"
     _announce(manifest, url, options.trace_path)
     server = options.server
     name = server.model_names[0] if server.model_names else manifest.model.name
     serve_package(
-        directory,
-        manifest,
+        loading,
         listener,
         options,
         on_ready=lambda took_s: _announce_ready(name, url, server.api_key, took_s),
     )
 
 
-def _server_config(
-    api_key: str | None, names: list[str] | None, origins: list[str] | None, max_body: str
-) -> ServerConfig:
-    try:
-        return ServerConfig(
-            api_key=api_key,
-            model_names=tuple(names or ()),
-            allow_origins=tuple(origins or ()),
-            max_body_bytes=size_bytes(max_body),
-        )
-    except ValueError as error:
-        raise FlareError(f"--{str(error).replace('_', '-', 1)}") from error
-
-
 def _writable(trace: Path) -> Path:
     """Find out now whether the trace can be written. Raises OSError."""
     with trace.open("wb"):
         return trace.absolute()
-
-
-def _package(text: str, request: PackageRequest) -> tuple[Path, Manifest]:
-    """Return the package to serve, preparing it when it is missing."""
-    if is_package(Path(text)):
-        return Path(text), read_manifest(Path(text))
-    source, summary = find_model(text)
-    found_draft = find_draft(request, source, summary)
-    plan = planned_with(request, summary, found_draft)
-    directory = default_directory(summary, plan, found_draft)
-    return directory, existing(directory) or prepare(source, plan, request, directory, found_draft)
 
 
 def _announce(manifest: Manifest, url: str, trace: Path | None) -> None:
