@@ -213,8 +213,8 @@ def test_metrics_tell_rounds_by_program_and_proposals_by_depth(servers) -> None:
     plain, copying = servers
     copying.ask_all([body_of(number) for number in range(0, 20, 2)], 2)
     found = copying.metrics()
-    families = ("program_rounds", "depth_offered", "depth_accepted")
-    totals = ("rounds", "offered_tokens", "accepted_tokens")
+    families = ("program_rounds", "depth_proposed", "depth_offered", "depth_accepted")
+    totals = ("rounds", "proposed_tokens", "offered_tokens", "accepted_tokens")
     for family, total in zip(families, totals, strict=True):
         parts = [v for k, v in found.items() if k.startswith(f"flare_speculative_{family}_total{{")]
         assert sum(parts) == found[f"flare_speculative_{total}_total"] > 0

@@ -33,6 +33,7 @@ def reading(
     at_s: float,
     *,
     counters: Mapping[str, float] | None = None,
+    gauges: Mapping[str, float] | None = None,
     labelled: Mapping[str, Mapping[str, float]] | None = None,
     gaps: tuple[int, ...] = (0, 0, 0),
 ) -> Reading:
@@ -44,7 +45,7 @@ def reading(
         for key, values in (labelled or {}).items()
     }
     stats = Stats(
-        gauges={key: float(value) for key, value in QUIET.items()},
+        gauges={key: float(value) for key, value in {**QUIET, **(gauges or {})}.items()},
         counters={key: float(value) for key, value in grown.items()},
         labelled_counters={key: value for key, value in shown.items() if key.endswith("_total")},
         labelled_gauges={key: value for key, value in shown.items() if not key.endswith("_total")},
@@ -176,12 +177,14 @@ def test_speculation_and_prefixes_are_shown_where_they_are() -> None:
         reading(1),
         reading(
             2,
+            gauges={"flare_speculative_credit_milliseconds": -2.5},
             counters={
                 "flare_speculative_rounds_total": 10,
                 "flare_speculative_lanes_total": 20,
                 "flare_speculative_proposed_tokens_total": 80,
                 "flare_speculative_offered_tokens_total": 60,
                 "flare_speculative_accepted_tokens_total": 30,
+                "flare_speculative_probes_total": 3,
                 "flare_checkpoint_hits_total": 4,
                 "flare_checkpoint_restored_tokens_total": 4096,
             },
@@ -215,6 +218,7 @@ def test_speculation_and_prefixes_are_shown_where_they_are() -> None:
     assert "copy by depth 1: 75%, 10: 0%; estimates off by at most 8%" in text
     assert "learned by depth 1: 50%" in text
     assert "1.3 rows of padding each" in text
+    assert "3 of deeper rounds, -2.5 ms of credit" in text
     assert "4 hits, 0 misses, 4,096 tokens saved" in text
 
 

@@ -9,7 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helios.engine.stats import EngineStats, Usage
 from helios.runtime.metrics import HELP, render_metrics
-from helios.scheduler import CalibrationEntry, CalibrationReport
+from helios.scheduler import (
+    CalibrationEntry,
+    CalibrationReport,
+    ExplorationAccount,
+    SelectionReason,
+)
 from tests.engine.world import World, request
 
 IDLE = World()
@@ -82,6 +87,18 @@ def test_gauges_of_a_snapshot() -> None:
     assert gauges["flare_pages_used"] == 3
     assert gauges["flare_requests_waiting"] == 1
     assert gauges["flare_program_time_share"] == 0
+
+
+def test_what_probes_may_spend_is_exported() -> None:
+    account = ExplorationAccount(
+        credit_ms=-2.5, ordinary_ns=4_000_000, spent_ns=6_500_000, is_open=False
+    )
+    accounts = {SelectionReason.ACCEPTANCE_LEARNING: account}
+    usage = dataclasses.replace(USAGE, exploration=accounts)
+    lines = render_metrics(EngineStats().snapshot(usage)).splitlines()
+    assert "flare_speculative_credit_milliseconds -2.5" in lines
+    assert "flare_exploration_acceptance_learning_credit_milliseconds -2.5" in lines
+    assert "flare_speculative_probes_total 0" in lines
 
 
 def test_calibration_is_exported_by_source_and_depth() -> None:

@@ -67,6 +67,10 @@ class Reading:
         """Return the sum over all labels; 0 for what the server does not report."""
         return sum(self.values.get(name, {}).values())
 
+    def gauge(self, name: str) -> float | None:
+        """Return a value without labels; None for what the server does not report."""
+        return self.values.get(name, {}).get(())
+
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """Return the values by one label, summed over the others."""
         found: dict[str, float] = {}

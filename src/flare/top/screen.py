@@ -126,6 +126,8 @@ def _accepted(one: Speculation) -> Iterator[str]:
         yield f"accepted     {escape(source)} by depth {shares}{off}"
     if one.padding is not None:
         yield f"rounds       {one.padding:.1f} rows of padding each"
+    if one.credit_ms is not None:
+        yield f"probes       {one.probes:,} of deeper rounds, {one.credit_ms:,.1f} ms of credit"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

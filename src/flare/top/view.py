@@ -69,6 +69,10 @@ class Speculation(NamedTuple):
     depths: tuple[Depth, ...] = ()
     padding: float | None = None
     """Target rows of a round, on average, that held nothing."""
+    probes: int = 0
+    """Rounds that ran to learn of a deeper one."""
+    credit_ms: float | None = None
+    """What those may spend now; negative while an episode is earned back."""
 
 
 class Kept(NamedTuple):
@@ -227,6 +231,8 @@ def _speculation(past: Change, last: Change) -> Speculation | None:
         acceptance=accepted / offered if offered else None,
         depths=_depths(past),
         padding=past.of("flare_speculative_program_padding_rows_total") / rounds,
+        probes=int(past.of("flare_speculative_probes_total")),
+        credit_ms=past.now.gauge("flare_speculative_credit_milliseconds"),
     )
 
 

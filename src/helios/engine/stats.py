@@ -21,7 +21,6 @@ from helios.scheduler import (
     CheckpointStats,
     ExplorationAccount,
     GraphKind,
-    ProposalSource,
     ResourceConfig,
     ScheduledPlan,
     SelectionReason,
@@ -33,6 +32,7 @@ _S_PER_NS = 1e-9
 EXECUTIONS = "flare_scheduler_executions_total"
 EXECUTION_NS = "flare_scheduler_execution_nanoseconds_total"
 ROUNDS = "flare_speculative_program_rounds_total"
+PROPOSED = "flare_speculative_depth_proposed_total"
 OFFERED = "flare_speculative_depth_offered_total"
 ACCEPTED = "flare_speculative_depth_accepted_total"
 PADDING = "flare_speculative_program_padding_rows_total"
@@ -189,28 +189,27 @@ class EngineStats:
     def _count_round(self, plan: ScheduledPlan, result: FrameResult) -> int:
         """Count a speculative round's proposals; return the target rows of its lanes that ran.
 
-        A program with a draft proposes its depth for each lane, one with copies what the host
-        supplied; what they offer to the target model are the lane's target rows but the pending
-        token; what is accepted came out but for one token.
+        For each lane a round proposes up to the ceiling that the host gave it, and offers to the
+        target model what the lane's rows but the pending token's are; they are fewer where the
+        program deals rows itself. What is accepted came out but for one token.
         """
         graph, depth = plan.graph, plan.graph.proposal_depth
-        offered, accepted = [0] * depth, [0] * depth
+        proposed, offered, accepted = [0] * depth, [0] * depth, [0] * depth
         lanes = rows = 0
         for step, lane in zip(plan.steps, result.lanes, strict=True):
             if lane.tokens and not step.prompt_tokens:
                 lanes += 1
                 length = lane.offered or step.output_ceiling
                 rows += length
+                for place in range(step.output_ceiling - 1):
+                    proposed[place] += 1
                 for place in range(length - 1):
                     offered[place] += 1
                     accepted[place] += place + 1 < len(lane.tokens)
         counters = self._counters
-        is_copy = graph.source is ProposalSource.COPY
         counters["flare_speculative_rounds_total"] += 1
         counters["flare_speculative_lanes_total"] += lanes
-        counters["flare_speculative_proposed_tokens_total"] += (
-            sum(offered) if is_copy else lanes * depth
-        )
+        counters["flare_speculative_proposed_tokens_total"] += sum(proposed)
         counters["flare_speculative_offered_tokens_total"] += sum(offered)
         counters["flare_speculative_accepted_tokens_total"] += sum(accepted)
         name = f'graph="{graph.name}"'
@@ -221,6 +220,7 @@ class EngineStats:
         source = graph.source.name.lower()
         for place in range(depth):
             label = f'source="{source}",depth="{place + 1}"'
+            self._labelled[PROPOSED][label] += proposed[place]
             self._labelled[OFFERED][label] += offered[place]
             self._labelled[ACCEPTED][label] += accepted[place]
         return rows
@@ -329,6 +329,7 @@ _LABELLED = (
     EXECUTIONS,
     EXECUTION_NS,
     ROUNDS,
+    PROPOSED,
     OFFERED,
     ACCEPTED,
     PADDING,

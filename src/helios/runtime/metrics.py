@@ -39,10 +39,12 @@ HELP: Final = {
     "flare_preemptions_total": "Requests that lost their row because no page was left.",
     "flare_speculative_rounds_total": "Completed programs with proposals.",
     "flare_speculative_lanes_total": "Lanes of such programs that committed tokens.",
-    "flare_speculative_proposed_tokens_total": "Proposals that those lanes' programs made or took.",
+    "flare_speculative_proposed_tokens_total": "Proposals made or taken for those lanes: up to the "
+    "ceiling that each had.",
     "flare_speculative_offered_tokens_total": "Proposals that were verified.",
     "flare_speculative_accepted_tokens_total": "Proposals that were accepted.",
     "flare_speculative_program_rounds_total": "Completed programs with proposals, by program.",
+    "flare_speculative_depth_proposed_total": "Proposals made or taken, by source and depth.",
     "flare_speculative_depth_offered_total": "Proposals that were verified, by source and depth.",
     "flare_speculative_depth_accepted_total": "Proposals that were accepted, by source and depth.",
     "flare_speculative_program_padding_rows_total": "Target rows of programs with proposals that "
