@@ -13,6 +13,7 @@ from helios.engine.ports import SamplingParams
 from helios.scheduler import Catalog, GraphDescriptor
 from ignition.programs.buffers import mask_words
 from ignition.sampling import RowSampling, chance, sample
+from tests.ignition import drafts
 from tests.ignition.driver import Driver, catalog_of, lane, round_graph
 from tests.ignition.rounds import (
     BACKENDS,
@@ -25,6 +26,7 @@ from tests.ignition.rounds import (
     state_of,
 )
 from tests.ignition.test_acceptance_distribution import distribution
+from tests.ignition.test_learned_rounds import begin, head, learned_graph, model_of
 from tests.ignition.test_ragged import ragged_graph, served
 from tests.ignition.tiny import VOCABULARY
 
@@ -90,13 +92,66 @@ def test_3_8_prefixes_have_the_chance_that_the_draws_are_taken_from(backend, set
             counts = {token: says[row].count(token) for token in says[row]}
             expected = expected_prefixes(logits, sampling, counts, offered[row])
             told = sidecar[0, row, : lengths[row] - 1]
-            reach = len(told) if not outputs[row].terminated else len(outputs[row].tokens) - 1
-            assert told[:reach] == pytest.approx(expected[:reach], abs=EXACT[backend])
+            assert told == pytest.approx(expected, abs=EXACT[backend])
             assert not sidecar[0, row, lengths[row] - 1 : 7].any()
             below_one += sum(0 < each < 1 for each in expected)
             says[row] += outputs[row].tokens
         assert np.isnan(sidecar[0, 4:]).all()
     assert (below_one > 0) == (sampling.temperature > 0)
+
+
+STOPPED = {"greedy": 0.0, "sampled": 0.7}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("setting", STOPPED)
+def test_3_8_behind_a_copied_stop_token_prefixes_are_told_as_everywhere(backend, setting) -> None:
+    """It ends the request; what the rows behind it say of their proposals is still evaluated."""
+    driver, prompt = driver_for(backend), prompt_of(12, seed=3)
+    sampling = SamplingParams(temperature=STOPPED[setting], seed=5, frequency_penalty=0.1)
+    truth, _ = plain_run(driver, prompt, sampling, 8)
+    place = next(at for at in range(1, 4) if truth[at] not in truth[:at])
+    stopping = dataclasses.replace(sampling, stop_token_ids=(truth[place],))
+    name = telling(round_graph(4, 4)).name
+    says = start(driver, 1, 1, prompt, stopping)
+    proposals = truth[1:4]
+    (output,) = driver.round({1: proposals}, name).values()
+    assert output.terminated
+    assert list(output.tokens) == truth[1 : place + 1]
+    (logits,) = target_rows(driver, name, [4])
+    expected = expected_prefixes(logits, stopping, {says[0]: 1}, proposals)
+    told = driver.program(name).survival[0, 1, :3]
+    assert told == pytest.approx(expected, abs=EXACT[backend])
+    assert told[place - 1 :].all(), "the proposals behind it are those that would have come"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("setting", STOPPED)
+def test_3_8_learned_proposals_are_told_of_behind_a_stop_token_too(backend, setting) -> None:
+    """Whether the head's first proposal is drawn or not, it is made the stop token."""
+    graph = dataclasses.replace(learned_graph(4, 4), reports_survival=True, confidence_width=3)
+    sampling = SamplingParams(temperature=STOPPED[setting], seed=1)
+    ended = behind = 0
+    for prompt in drafts.prompts(40):
+        driver = Driver(model_of(head(), [graph], backend))
+        begin(driver, 2, 0, prompt, sampling)
+        driver.run(graph.name, lane(2, query_length=4))
+        proposals = driver.program(graph.name).buffers["proposals"][0].tolist()
+        stopping = dataclasses.replace(sampling, stop_token_ids=(proposals[0],))
+        driver = Driver(model_of(head(), [graph], backend))
+        says = begin(driver, 2, 0, prompt, stopping)
+        if says[0] == proposals[0]:
+            continue
+        (output,) = driver.run(graph.name, lane(2, query_length=4))
+        assert driver.program(graph.name).buffers["proposals"][0].tolist() == proposals
+        (logits,) = target_rows(driver, graph.name, [4])
+        expected = expected_prefixes(logits, stopping, {says[0]: 1}, proposals)
+        told = driver.program(graph.name).survival[0, 2, :3]
+        assert told == pytest.approx(expected, abs=EXACT[backend])
+        ended += output.terminated
+        behind += bool(output.terminated and told[1] > 0)
+    assert ended
+    assert behind
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -60,27 +60,28 @@ int32_t feed_lanes(acceptance *a, batch *b, int skipped) {
     return -1;
 }
 
-/* The chance that each prefix of a lane's proposals is accepted, whatever will be drawn: what the
- * draws would be taken from if all before were accepted. The counts that penalties look at are
- * those of that case while it is read. For a greedy row it is what happens, and is written then. */
-static void survive_lane(const acceptance *a, int index) {
+/* The chance that each prefix of a lane's proposals from `first` on is accepted, whatever is drawn:
+ * what the draws would be taken from if all before were accepted, which has `chance`. The counts
+ * that penalties look at hold what is before `first`, and are those of that case while it is read. */
+static void survive_lane(const acceptance *a, int index, int first, double chance) {
     const round_inputs *in = a->in;
-    int lane = a->lane_of[index], row = in->rows[lane], read = 0;
+    int lane = a->lane_of[index], row = in->rows[lane], read = first;
     const int32_t *proposals = proposals_of(in, lane);
     uint16_t *counts = a->m->state.output_counts + (size_t)row * VOCABULARY;
     float *survival = a->out->survival + (size_t)lane * (size_t)in->depth;
-    double chance = 1;
     for (; read + 1 < in->lengths[lane] && chance > 0; read++) {
         chance *= chance_of(a->m, row, a->first[index] + read, index, lane * in->width + read,
                             proposals[read], a->out);
         survival[read] = (float)chance;
         counts[proposals[read]]++;
     }
-    while (read-- > 0) counts[proposals[read]]--;
+    while (read-- > first) counts[proposals[read]]--;
 }
 
 /* Draws from the target's own distribution of each row, as single steps would, until a draw differs
- * from what was proposed: that is rejection sampling of a proposal which stands for certain. */
+ * from what was proposed: that is rejection sampling of a proposal which stands for certain. Of a
+ * greedy row the draws say what survives; an accepted stop token ends the lane, but what its later
+ * rows say of their proposals is told as that of any other. */
 void accept_lane(const acceptance *a, int index) {
     const round_inputs *in = a->in;
     int lane = a->lane_of[index], row = in->rows[lane];
@@ -88,7 +89,7 @@ void accept_lane(const acceptance *a, int index) {
     int is_told = a->out->survival && in->depth;
     int is_greedy = a->m->state.temperature[row] == 0;
     float *survival = is_told ? a->out->survival + (size_t)lane * (size_t)in->depth : NULL;
-    if (is_told && !is_greedy) survive_lane(a, index);
+    if (is_told && !is_greedy) survive_lane(a, index, 0, 1);
     for (int i = 0; i < in->lengths[lane]; i++) {
         int entry = lane * in->width + i;
         sample_row(a->m, row, a->first[index] + i, index, entry, a->out);
@@ -96,7 +97,11 @@ void accept_lane(const acceptance *a, int index) {
         if (i + 1 == in->lengths[lane]) return;
         int is_accepted = a->out->tokens[entry] == proposals[i];
         if (is_told && is_greedy) survival[i] = (float)is_accepted;
-        if (a->out->terminated[entry] || !is_accepted) return;
+        if (!is_accepted) return;
+        if (a->out->terminated[entry]) {
+            if (is_told && is_greedy) survive_lane(a, index, i + 1, 1);
+            return;
+        }
     }
 }
 

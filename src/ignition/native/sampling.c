@@ -186,6 +186,7 @@ double chance_of(const model *m, int row, int logit_row, int space, int entry, i
     const float *raw = m->scratch.logits + (size_t)logit_row * LOGITS_WIDTH;
     const float *x = adjusted_logits(m, row, raw, mask_of(out, entry), space);
     float largest = largest_logit(x);
+    if (state->temperature[row] == 0) return first_equal(x, largest) == token;
     double own = exp((double)x[token] - (double)largest), kept_mass;
     if (!is_filtered(state, row)) {
         double whole = mass(x, 0, VOCABULARY, largest); /* of rounded terms */
