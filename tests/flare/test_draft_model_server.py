@@ -24,6 +24,7 @@ from tests.flare.test_speculation import (
     test_the_context_ends_inside_a_round,
 )
 from tests.flare.tiny_directory import write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first
 
 __all__ = [
     "test_a_stop_string_inside_a_burst_ends_the_answer_there",
@@ -52,8 +53,7 @@ def package(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     directory = tmp_path_factory.mktemp("packages") / "pair"
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
     options += ["--speculation", "both", "--draft", str(models[1]), "--draft-tokens", "3"]
-    assert run_command(["prepare", str(models[0]), *options, "--output", str(directory)]) == 0
-    return directory
+    return prepare_tried_first(models[0], options, directory)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,12 @@ def started(
 ) -> Iterator[dict[str, Server]]:
     """Servers of the package by mode."""
     logs = tmp_path_factory.mktemp("logs")
-    modes = {"ordinary": ["--speculation", "off"], "learned": ["--draft", str(models[1])]}
+    fixed = ["--speculation", "learned", "--speculation-mode", "fixed"]
+    modes = {
+        "ordinary": ["--speculation", "off"],
+        "learned": ["--draft", str(models[1])],
+        "fixed": fixed,
+    }
     with ExitStack() as stack:
         found = {}
         for mode, more in modes.items():
@@ -72,10 +77,10 @@ def started(
         yield found
 
 
-@pytest.fixture(scope="module")
-def servers(started: dict[str, Server]) -> tuple[Server, Server]:
+@pytest.fixture(scope="module", params=["learned", "fixed"])
+def servers(started: dict[str, Server], request: pytest.FixtureRequest) -> tuple[Server, Server]:
     """A server without speculation and one with a draft model."""
-    return started["ordinary"], started["learned"]
+    return started["ordinary"], started[request.param]
 
 
 def test_greedy_answers_are_those_of_a_server_without_a_draft(servers) -> None:

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from flare.command_line import run_command
+from tests.flare.agreeing_head import write_agreeing_head
 from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.test_speculation import (
     Server,
     body_of,
+    prompt_of,
     test_a_stop_string_inside_a_burst_ends_the_answer_there,
     test_clients_that_leave_in_mid_round_take_nothing_from_the_others,
     test_log_probabilities_are_those_without_speculation,
@@ -31,6 +33,7 @@ from tests.flare.test_speculation import (
     test_the_context_ends_inside_a_round,
 )
 from tests.flare.tiny_directory import write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first
 
 __all__ = [
     "test_a_stop_string_inside_a_burst_ends_the_answer_there",
@@ -44,30 +47,27 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler"),
 ]
-TRAINING = ("--shards", "2", "--output-tokens", "40", "--steps", "120", "--draft-tokens", "200")
 ROUNDS = "flare_speculative_program_rounds_total"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The tiny model's directory and the file of a head that was trained for it."""
+    """The tiny model's directory and the file of a head that is often right there."""
     base = tmp_path_factory.mktemp("learned")
     model = write_tiny_directory(base / "tiny")
-    arguments = ["train-draft", str(model), "--output", str(base / "made"), "--threads", "1"]
-    assert run_command([*arguments, *TRAINING]) == 0
-    return model, base / "made" / "draft-head.safetensors"
+    prompts = [prompt_of(number) for number in range(40)]
+    return model, write_agreeing_head(base / "head.safetensors", model, prompts)
 
 
 @pytest.fixture(scope="module")
 def package(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
     """A package with programs for both sources."""
     model, head = models
-    directory = str(tmp_path_factory.mktemp("packages") / "both")
+    directory = tmp_path_factory.mktemp("packages") / "both"
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
     options += ["--speculation", "both", "--draft", str(head), "--draft-tokens", "7"]
     options += ["--row-sharing", "device"]
-    assert run_command(["prepare", str(model), *options, "--output", directory]) == 0
-    return directory
+    return str(prepare_tried_first(model, options, directory))
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +141,11 @@ def test_each_server_runs_rounds_of_its_own_sources(started) -> None:
 def test_greedy_answers_are_those_of_a_server_without_a_head(started, mode) -> None:
     bodies = [body_of(number) for number in range(60)]
     expected = started["ordinary"].ask_all(bodies, 4)
-    # The tiny head is right once in a hundred times, so a server that may choose leaves it after
-    # some rounds, and whether one was accepted until then is chance: the other modes show that,
-    # and a draft model that is often right does (test_draft_model_server).
-    counted = "offered" if mode == "learned" else "accepted"
-    server, name = started[mode], f"flare_speculative_{counted}_tokens_total"
+    server, name = started[mode], "flare_speculative_accepted_tokens_total"
     before = server.metrics()[name]
     assert server.ask_all(bodies, 4) == expected
-    assert server.metrics()[name] > before
+    # A server that may choose tries every round once and may find it too slow on this machine.
+    assert server.metrics()[name] > (before if mode == "fixed" else 0)
 
 
 @pytest.mark.parametrize("mode", ["both", "fixed"])
@@ -199,20 +196,22 @@ def test_a_grammar_alone_is_given_rounds_of_one_row(started) -> None:
     assert server.metrics()["flare_speculative_offered_tokens_total"] == before
 
 
-def test_a_grammar_keeps_its_copies_beside_a_head(started) -> None:
-    """Text that a grammar forces is proposed as copies; learned rounds leave it one row."""
+def test_a_grammar_keeps_its_copies_beside_a_head(started, package, tmp_path) -> None:
+    """Text that a grammar forces is proposed as copies; learned rounds leave it one row. A server
+    of its own has tried no round of copies yet."""
     bodies = [
         body_of(number, max_tokens=60, extra_body={"guided_regex": f"(abcdabcdabcd){{{repeats}}};"})
         for number, repeats in enumerate((1, 2, 3, 3))
     ]
-    server, offered = started["both"], "flare_speculative_depth_offered_total"
+    offered = "flare_speculative_depth_offered_total"
     learned, copied = (f'{offered}{{source="{s}",depth="1"}}' for s in ("learned", "copy"))
-    expected = started["ordinary"].ask_all(bodies, 2)
-    before = server.metrics()
-    assert server.ask_all(bodies, 2) == expected
-    after = server.metrics()
-    assert after[copied] > before.get(copied, 0.0)
-    assert after.get(learned, 0.0) == before.get(learned, 0.0)
+    with running([package], tmp_path / "log") as (url, _):
+        server = Server(url)
+        assert server.ask_all(bodies, 2) == started["ordinary"].ask_all(bodies, 2)
+        found = server.metrics()
+        server.client.close()
+    assert found[copied] > 0
+    assert found.get(learned, 0.0) == 0
 
 
 def test_mixed_company_under_load_keeps_every_answer(servers) -> None:

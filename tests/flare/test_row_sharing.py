@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from flare.command_line import run_command
 from flare.decode_mode import check_sharing, check_survival
 from flare.errors import FlareError
 from flare.loaded import Decoding
@@ -24,6 +23,7 @@ from tests.flare.test_identity import BODIES
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.test_speculation import Server
 from tests.flare.tiny_directory import write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first
 from tests.ignition.tiny import build
 
 SHARED = "speculative-b8-d7-w8-p16-copy"
@@ -136,9 +136,8 @@ def test_rounds_that_tell_survival_are_prepared_and_asked_for_by_option() -> Non
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("sharing")
     model = write_tiny_directory(base / "tiny")
-    arguments = ["prepare", str(model), *OPTIONS, "--row-sharing", "host"]
-    assert run_command([*arguments, "--output", str(base / "package")]) == 0
-    return base / "package"
+    options = [*OPTIONS, "--row-sharing", "host"]
+    return prepare_tried_first(model, options, base / "package")
 
 
 @pytest.mark.slow
@@ -165,10 +164,12 @@ def test_answers_are_those_of_a_server_without_speculation(prepared, tmp_path) -
         with running([str(prepared), *mode], tmp_path / f"log{name}") as (url, _):
             server = Server(url)
             found[name] = server.ask_all(BODIES[:60], 8)
+            programs[name] = server.programs()
             server.client.close()
         loaded[name] = (tmp_path / f"log{name}").read_text()
     expected = found.pop("--speculation-off")
     assert all(answers == expected for answers in found.values())
-    # How often the scheduler takes one depends on durations here; what is loaded does not.
     assert "speculative-d7-w8-p16-copy-b(4 8)" in loaded["--row-sharing-host"]
     assert "p16" not in loaded[""]
+    assert SHARED in programs["--row-sharing-host"]
+    assert SHARED not in programs[""]

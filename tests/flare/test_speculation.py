@@ -19,10 +19,10 @@ import httpx
 import openai
 import pytest
 
-from flare.command_line import run_command
 from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.tiny_directory import CONTEXT, write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,6 +52,11 @@ class Server:
         lines = re.findall(r"^(flare_\S+) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
+    def programs(self) -> set[str]:
+        """Return the names of the programs that have run."""
+        names = (re.match(r'flare_frames_total{graph="(.+)"}', each) for each in self.metrics())
+        return {found[1] for found in names if found}
+
     def hang_up_on(self, body: dict[str, Any], chunks: int) -> None:
         """Ask for a stream and leave after some chunks."""
         stream = self.client.completions.create(model="tiny", stream=True, **body)
@@ -64,9 +69,9 @@ class Server:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """Servers by mode."""
     base = tmp_path_factory.mktemp("speculation")
-    package, model = str(base / "package"), str(write_tiny_directory(base / "tiny"))
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
-    assert run_command(["prepare", model, *options, "--output", package]) == 0
+    model = write_tiny_directory(base / "tiny")
+    package = str(prepare_tried_first(model, options, base / "package"))
     modes = {
         "ordinary": ["--speculation", "off"],
         "adaptive": [],
@@ -103,7 +108,7 @@ def body_of(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("streams", [1, 4, 7])
-def test_greedy_answers_are_those_without_speculation(servers, streams) -> None:
+def test_greedy_answers_are_those_without_speculation(started, servers, streams) -> None:
     plain, copying = servers
     bodies = [body_of(number) for number in range(200 if streams == 4 else 60)]
     expected = plain.ask_all(bodies, 4)
@@ -111,7 +116,8 @@ def test_greedy_answers_are_those_without_speculation(servers, streams) -> None:
     assert copying.ask_all(bodies, streams) == expected
     after = copying.metrics()
     name = "flare_speculative_accepted_tokens_total"
-    assert after[name] > before[name]
+    # A server that may choose tries every round once and may find it too slow on this machine.
+    assert after[name] > (before[name] if copying is started["fixed"] else 0)
     assert len({answer[0] for answer in expected}) > len(bodies) // 2
 
 

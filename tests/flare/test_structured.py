@@ -20,6 +20,7 @@ import pytest
 from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.tiny_directory import write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first
 from tests.support.schemas import random_schema
 
 pytestmark = [
@@ -66,19 +67,17 @@ class Server:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """A server without speculation and one with it, of the same model."""
     base = tmp_path_factory.mktemp("structured")
-    model = str(write_tiny_directory(base / "tiny", context=1536))
+    model = write_tiny_directory(base / "tiny", context=1536)
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLARE_CACHE", str(base / "cache"))
-        copying = [model, *options, "--speculation", "copy"]
-        with (
-            running([model, *options, "--speculation", "off"], base / "plain.log") as (plain, _),
-            running(copying, base / "copy.log") as (copy, _),
-        ):
-            pair = (Server(plain), Server(copy))
-            yield pair
-            for server in pair:
-                server.client.close()
+    package = str(prepare_tried_first(model, options, base / "package"))
+    with (
+        running([package, "--speculation", "off"], base / "plain.log") as (plain, _),
+        running([package, "--speculation", "copy"], base / "copy.log") as (copy, _),
+    ):
+        pair = (Server(plain), Server(copy))
+        yield pair
+        for server in pair:
+            server.client.close()
 
 
 @pytest.fixture(params=["plain", "copying"])
