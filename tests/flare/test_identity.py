@@ -153,16 +153,16 @@ def packages(base: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def expected(base: Path, packages: Callable[[str], Path]) -> list[Answer]:
+def expected(base: Path, packages: Callable[[str], Path]) -> tuple[list[Answer], Any]:
     """The answers of a server without speculation and mixed programs."""
     with running([str(packages("plain")), "--speculation", "off"], base / "log") as (url, _):
         server = Server(url)
-        answers = server.ask_all(BODIES, 4)
+        answers, together = server.ask_all(BODIES, 4), server.ask_together()
         found = server.programs()
         server.client.close()
     assert all(name.startswith(("decode", "prefill", "initialize", "terminal")) for name in found)
     assert len({answer[0] for answer in answers}) > PROMPTS // 2
-    return answers
+    return answers, together
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -173,9 +173,10 @@ def test_answers_are_those_of_single_steps(base, packages, expected, name) -> No
         server = Server(url)
         with Leavers(server) as leavers:
             answers = server.ask_all(BODIES, variant.streams)
+        assert server.ask_together() == expected[1]
         metrics, programs = server.metrics(), server.programs()
         server.client.close()
-    for number, (mine, theirs) in enumerate(zip(answers, expected, strict=True)):
+    for number, (mine, theirs) in enumerate(zip(answers, expected[0], strict=True)):
         assert mine == theirs, f"prompt {number}"
     assert leavers.count > 5
     for pattern in variant.programs:

@@ -114,6 +114,7 @@ def test_rows_that_programs_deal_by_confidence_change_no_answer(started) -> None
     """Greedy and sampled; forecasts of the head's confidence are held against what was accepted."""
     bodies = [body_of(number, temperature=0.7 * (number % 3 == 0), seed=5) for number in range(60)]
     dealt = started["dealt"]
+    assert dealt.ask_together() == started["ordinary"].ask_together()
     assert dealt.ask_all(bodies, 4) == started["ordinary"].ask_all(bodies, 4)
     assert any(name.endswith("-device") for name in programs_of(dealt))
     for mode in ("learned", "both", "fixed"):
@@ -126,6 +127,7 @@ def test_each_server_runs_rounds_of_its_own_sources(started) -> None:
     bodies = [body_of(number) for number in range(40)]
     for server in started.values():
         server.ask_all(bodies, 4)
+        server.ask_together()
     assert programs_of(started["ordinary"]) == set()
     learned = programs_of(started["learned"])
     assert learned

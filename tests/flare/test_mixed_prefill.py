@@ -74,6 +74,7 @@ def test_greedy_answers_are_those_of_separate_steps(servers) -> None:
     plain, mixing = servers
     bodies = [body_of(number) for number in range(80)]
     assert mixing.server.ask_all(bodies, 4) == plain.ask_all(bodies, 4)
+    assert mixing.server.ask_together() == plain.ask_together()
     plans = mixing.mixed_plans()
     both = [p for p in plans if {lane["role"] for lane in p["lanes"]} == {"prompt", "generate"}]
     assert both, "no prompt was consumed beside a stream"

@@ -158,12 +158,12 @@ def test_a_package_keeps_the_shared_rows_of_its_programs(prepared) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="native programs need a C compiler")
 def test_answers_are_those_of_a_server_without_speculation(prepared, tmp_path) -> None:
-    found, loaded = {}, {}
+    found, loaded, programs = {}, {}, {}
     for mode in (["--speculation", "off"], ["--row-sharing", "host"], []):
         name = "-".join(mode)
         with running([str(prepared), *mode], tmp_path / f"log{name}") as (url, _):
             server = Server(url)
-            found[name] = server.ask_all(BODIES[:60], 8)
+            found[name] = [*server.ask_all(BODIES[:60], 8), *server.ask_together()]
             programs[name] = server.programs()
             server.client.close()
         loaded[name] = (tmp_path / f"log{name}").read_text()

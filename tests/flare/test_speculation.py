@@ -47,6 +47,20 @@ class Server:
         with ThreadPoolExecutor(streams) as pool:
             return list(pool.map(self.ask, bodies))
 
+    def ask_together(self) -> list[tuple[str, str]]:
+        """Ask for eight choices in one request, free ones and ones whose text is forced.
+
+        They reach the engine at once, however slow the client is: long prompts are consumed beside
+        a short one's answer, and seven rows generate together. Forced text is proposed as copies.
+        """
+        prompts, found = ["ab", *(f"{n} hgfedcba " * 30 for n in range(7))], []
+        for form in ({"guided_regex": "(abcdabcdabcd){12};"}, {"ignore_eos": True}):
+            answer = self.client.completions.create(
+                model="tiny", prompt=prompts, max_tokens=150, temperature=0, extra_body=form
+            )
+            found += [(choice.text, choice.finish_reason) for choice in answer.choices]
+        return found
+
     def metrics(self) -> dict[str, float]:
         text = httpx.get(f"{self.url}/metrics").text
         lines = re.findall(r"^(flare_\S+) (\S+)$", text, re.MULTILINE)

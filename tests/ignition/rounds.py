@@ -39,12 +39,12 @@ Proposer = Callable[[list[int]], Sequence[int]]
 """Proposes what may follow the tokens of a request, prompt included."""
 
 
-def driver_of(backend: str, catalog: Catalog | None = None) -> Driver:
+def driver_of(backend: str, catalog: Catalog | None = None, family: str = "llama") -> Driver:
     catalog = catalog or catalog_of(rounds=ROUNDS)
     if backend != "eager":
         precision = "fp32" if backend == "native-fp32" else "int8"
-        return native_driver("llama", precision, catalog=catalog, threads=2)
-    checkpoint = checkpoint_for("llama")
+        return native_driver(family, precision, catalog=catalog, threads=2)
+    checkpoint = checkpoint_for(family)
     weights = {name: torch.from_numpy(checkpoint.float32(name)) for name in checkpoint.tensors}
     model = EagerModel(geometry=checkpoint.geometry, pool=POOL, catalog=catalog, weights=weights)
     return Driver(model)

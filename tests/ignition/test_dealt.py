@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import itertools
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -43,12 +42,12 @@ from ignition.state import ServingState
 from tests.engine.world import World, request
 from tests.ignition import drafts
 from tests.ignition.driver import GREEDY, Driver, lane
+from tests.ignition.many_draws import Draws, check_draws
 from tests.ignition.native.models import POOL, checkpoint_for
 from tests.ignition.rounds import BACKENDS, SETTINGS, plain_run
 from tests.ignition.test_acceptance_distribution import (
     DRAWS,
     check_chi_square,
-    distribution,
     install,
 )
 from tests.ignition.test_draft_training import DumbHead
@@ -416,23 +415,8 @@ def test_3_6_the_distribution_of_dealt_rounds_is_the_target_s_own() -> None:
             )
         produced = buffers["produced"] != 0
         found.append(torch.where(produced, buffers["tokens"], -1).numpy().copy())
-    drawn, offered = np.stack(found, axis=1), buffers["offered"].numpy()
+    offered = buffers["offered"].numpy()
     assert offered.sum() == packed
-    proposals, checked = buffers["proposals"].numpy()[:, 0], 0
-    for token, rows_given in itertools.product(sorted(set(pending)), (1, 2)):
-        group = np.flatnonzero((pending == token) & (offered == rows_given))
-        if not len(group):
-            continue
-        first = drawn[group, :, 0].ravel()
-        check_chi_square(first, distribution(logits[group[0], 0].numpy(), sampling, {}))
-        accepted = first == proposals[group[0]]
-        second = drawn[group, :, 1].ravel()
-        assert np.array_equal(second >= 0, accepted & (rows_given == 2))
-        if rows_given == 2 and accepted.sum() > 500:
-            seen = {int(proposals[group[0]]): 1}
-            check_chi_square(
-                second[accepted], distribution(logits[group[0], 1].numpy(), sampling, seen)
-            )
-            checked += 1
-    assert checked, "some group got rows, and some of its proposals were accepted"
     assert set(offered.tolist()) == {1, 2}
+    proposals = buffers["proposals"].numpy()[:, 0]
+    check_draws(Draws(np.stack(found), proposals, offered, logits.numpy()), pending, sampling)
