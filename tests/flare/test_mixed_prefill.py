@@ -17,7 +17,6 @@ from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.test_speculation import Server
 from tests.flare.tiny_directory import write_tiny_directory
-from tests.flare.tried_first import prepare_tried_first
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,19 +45,21 @@ def servers(
 ) -> Iterator[tuple[Server, Mixing]]:
     """A server with neither, and one with mixed programs, of the same model."""
     base = tmp_path_factory.mktemp("mixed")
-    model = write_tiny_directory(base / "tiny")
+    model = str(write_tiny_directory(base / "tiny"))
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
-    options += ["--mixed-prefill", "--speculation", request.param]
-    package = str(prepare_tried_first(model, options, base / "package"))
-    mixed = ["--mixed-prefill", "--trace", str(base / "trace.jsonl")]
-    with (
-        running([package, "--speculation", "off"], base / "plain.log") as (plain, _),
-        running([package, *mixed], base / "mixed.log") as (url, _),
-    ):
-        pair = Server(plain), Mixing(url, base / "trace.jsonl")
-        yield pair
-        pair[0].client.close()
-        pair[1].server.client.close()
+    mixed = [model, *options, "--mixed-prefill", "--trace", str(base / "trace.jsonl")]
+    mixed += ["--speculation", "copy" if request.param == "copy" else "off"]
+    plainly = [model, *options, "--speculation", "off"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLARE_CACHE", str(base / "cache"))
+        with (
+            running(plainly, base / "plain.log") as (plain, _),
+            running(mixed, base / "mixed.log") as (url, _),
+        ):
+            pair = Server(plain), Mixing(url, base / "trace.jsonl")
+            yield pair
+            pair[0].client.close()
+            pair[1].server.client.close()
 
 
 def body_of(number: int, **more: Any) -> dict[str, Any]:
@@ -74,7 +75,6 @@ def test_greedy_answers_are_those_of_separate_steps(servers) -> None:
     plain, mixing = servers
     bodies = [body_of(number) for number in range(80)]
     assert mixing.server.ask_all(bodies, 4) == plain.ask_all(bodies, 4)
-    assert mixing.server.ask_together() == plain.ask_together()
     plans = mixing.mixed_plans()
     both = [p for p in plans if {lane["role"] for lane in p["lanes"]} == {"prompt", "generate"}]
     assert both, "no prompt was consumed beside a stream"
