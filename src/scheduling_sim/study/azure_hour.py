@@ -68,7 +68,8 @@ def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
                 f"{BAR_S:.0f} s of wall time",
                 wall_s <= BAR_S,
                 f"{wall_s / BAR_S:.2g} of it",
-                f"{1e3 * cpu_s / number(row, 'frames'):.2f} ms of one core per frame.",
+                f"{1e3 * cpu_s / number(row, 'frames'):.2f} ms of one core per frame; other work "
+                f"left the run {cpu_s / wall_s:.0%} of a core.",
             )
         )
     return found
