@@ -23,6 +23,7 @@ from helios.scheduler import (
     SelectionReason,
     SpeculationConfig,
 )
+from helios.scheduler.plan import seal
 from helios.scheduler.speculation import SpeculationHistory
 from tests.support.catalogs import ModelledCatalog, modelled
 from tests.support.solo import timed
@@ -119,7 +120,7 @@ def compose(
                 mixed=MixedLane(role, DecodeMode.ADAPTIVE) if graph_name == MIXED else None,
             )
         )
-    return ScheduledPlan(
+    plan = ScheduledPlan(
         graph_index=index,
         graph=graphs[index],
         steps=tuple(steps),
@@ -132,6 +133,9 @@ def compose(
         prefill_row=-1 if prompt is None else len(ceilings),
         cost_index=index,
     )
+    # A scheduler commits nothing that it has not made itself.
+    seal(plan, state.table)
+    return plan
 
 
 def fly(world: World, graph_name: str, ceilings: Mapping[str, int], **more: object) -> Flight:

@@ -13,6 +13,15 @@ LARGEST_INTEGER = 2**62
 """Times in ns and counts of tokens beyond it are mistakes; no device integer holds them."""
 
 
+def shown(value: object) -> str:
+    """Return a value as a message shows it: short, and also where it cannot be printed."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        # Python prints no integer of thousands of digits, not even inside of something else.
+        return f"a {type(value).__name__} too long to print"
+
+
 def check_integer(
     error: type[SchedulerError],
     name: str,
@@ -26,7 +35,7 @@ def check_integer(
         bounds = f"of at least {least}" if most == LARGEST_INTEGER else f"from {least} to {most}"
         if isinstance(value, int) and value > LARGEST_INTEGER:
             raise error(f"{name} must be an integer {bounds} and below 2**62")
-        raise error(f"{name} must be an integer {bounds}, not {value!r}")
+        raise error(f"{name} must be an integer {bounds}, not {shown(value)}")
 
 
 def check_number(
@@ -35,7 +44,7 @@ def check_number(
     """Raise `error` unless `value` is a finite number that is nonnegative, or positive."""
     kind = "positive" if positive else "nonnegative"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise error(f"{name} must be a finite {kind} number, not {value!r}")
+        raise error(f"{name} must be a finite {kind} number, not {shown(value)}")
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise error(f"{name} must be a finite {kind} number; this integer is out of range")
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
@@ -51,4 +60,4 @@ def check_type(
 ) -> None:
     """Raise `error` unless `value` is an instance of `wanted`, which people call `what`."""
     if not isinstance(value, wanted):
-        raise error(f"{name} must be {what}, not {value!r:.200}")
+        raise error(f"{name} must be {what}, not {shown(value)}")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
 from helios.scheduler.catalog import GraphDescriptor
+from helios.scheduler.checks import shown
 from helios.scheduler.config import DecodeMode
+from helios.scheduler.errors import StalePlanError
 from helios.scheduler.records import RequestHandle
 
 
@@ -124,6 +127,15 @@ class ScheduledStep(NamedTuple):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
+class Seal(NamedTuple):
+    """What tells a plan that a scheduler returned from one that somebody else made of it."""
+
+    owner: object
+    """Something that this scheduler alone has."""
+    fields: tuple[object, ...]
+    """The plan's fields as it was returned, in the order of `_SEALED`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledPlan:
     """A frozen decision: physical shape, cohort, logical work, epoch, cost and score."""
@@ -148,6 +160,8 @@ class ScheduledPlan:
     """Index of the prompt row in `steps` of a mixed graph; -1 for none."""
     cost_index: int = -1
     """The cost entry that priced the graph, which its sample will teach."""
+    seal: Seal | None = dataclasses.field(default=None, compare=False, repr=False)
+    """None for a plan that no scheduler made, which none commits."""
 
     @property
     def terms(self) -> CandidateScore | None:
@@ -161,3 +175,25 @@ class ScheduledPlan:
     def selection_log_scale(self) -> float:
         """Return the logarithm of the positive factor that scales every score of the decision."""
         return self.log_scale
+
+
+_SEALED = tuple(field.name for field in dataclasses.fields(ScheduledPlan) if field.name != "seal")
+_fields_of = attrgetter(*_SEALED)
+
+
+def seal(plan: ScheduledPlan, owner: object) -> None:
+    """Mark a new plan as one that the scheduler of `owner` returns as it is now."""
+    object.__setattr__(plan, "seal", Seal(owner, _fields_of(plan)))
+
+
+def check_seal(plan: ScheduledPlan, owner: object) -> None:
+    """Raise StalePlanError unless the scheduler of `owner` returned the plan with these fields."""
+    if not isinstance(plan.seal, Seal) or plan.seal.owner is not owner:
+        raise StalePlanError("the plan was made by another scheduler, or by none")
+    for name, now, then in zip(_SEALED, _fields_of(plan), plan.seal.fields, strict=True):
+        if now is not then and not _is_same_number(now, then):
+            raise StalePlanError(f"plan.{name} is {shown(now)}, it was made with {shown(then)}")
+
+
+def _is_same_number(now: object, then: object) -> bool:
+    return isinstance(now, int | float) and type(now) is type(then) and now == then

@@ -9,12 +9,13 @@ from helios.scheduler import exploration
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.explaining import ranked_scores
 from helios.scheduler.paging import with_pages
-from helios.scheduler.plan import CandidateScore, ScheduledPlan
+from helios.scheduler.plan import CandidateScore, ScheduledPlan, seal
 from helios.scheduler.policy import (
     Decided,
     Decision,
     cost_index_of,
     needs_empty_queue,
+    requests_of,
     score_of,
     steps_of,
 )
@@ -61,7 +62,7 @@ def plan(state: State) -> ScheduledPlan | None:
     if needs_empty and running is not None:
         # A lower-valued frame that could be queued now must not displace this winner.
         return None
-    standing.planned = ScheduledPlan(
+    planned = ScheduledPlan(
         graph_index=graph_index,
         graph=graph,
         steps=with_pages(state, steps_of(candidate, graph.kind, state.speculation.mode)),
@@ -75,7 +76,9 @@ def plan(state: State) -> ScheduledPlan | None:
         prefill_row=candidate.prefill_row,
         explanation=partial(_score, state.decision, candidate, costs.ttl_ns),
     )
-    return standing.planned
+    seal(planned, state.table)
+    standing.planned, standing.planned_requests = planned, [*requests_of(candidate)]
+    return planned
 
 
 def explain(state: State) -> tuple[CandidateScore, ...]:

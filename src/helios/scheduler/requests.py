@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind
 from helios.scheduler.checkpoints import Checkpoint
+from helios.scheduler.checks import shown
 from helios.scheduler.errors import UnknownHandleError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.records import Phase, RequestHandle, RequestSpec
@@ -218,17 +219,24 @@ class RequestTable:
     def find(self, handle: RequestHandle) -> Request:
         """Return the request of an issued handle, released or not.
 
-        Raises UnknownHandleError when it was never issued or its slot was issued again.
+        Raises UnknownHandleError when it was never issued or its slot was issued again, and for
+        what is no tuple of two integers. A bool or a float is none, although it may equal one.
         """
         try:
-            slot, generation = handle
-            if not 0 <= slot < len(self._requests):
-                raise UnknownHandleError(f"no request was ever issued {handle}")
-            request = self._requests[slot]
-        except (TypeError, ValueError):
-            raise UnknownHandleError(f"{handle!r:.200} is no RequestHandle") from None
+            request = self._requests[handle[0]]
+            if request.handle is handle:
+                return request
+        except (IndexError, KeyError, TypeError):
+            # The checks below say what is wrong with it.
+            pass
+        if not isinstance(handle, tuple) or list(map(type, handle)) != [int, int]:
+            raise UnknownHandleError(f"{shown(handle)} is no RequestHandle")
+        slot, generation = handle
+        if not 0 <= slot < len(self._requests):
+            raise UnknownHandleError(f"no request was ever issued {shown(handle)}")
+        request = self._requests[slot]
         if request.handle[1] != generation:
-            raise UnknownHandleError(f"{handle}: the slot is at {request.handle}")
+            raise UnknownHandleError(f"{shown(handle)}: the slot is at {request.handle}")
         return request
 
     def current(self, handles: list[RequestHandle]) -> list[Request] | None:

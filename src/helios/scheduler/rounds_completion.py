@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from helios.scheduler.acceptance import Flags, Floats, Integers, Lanes
 from helios.scheduler.catalog import GraphKind, RowAllocation
-from helios.scheduler.checks import check_type
+from helios.scheduler.checks import check_type, shown
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.plan import ScheduledStep
 from helios.scheduler.records import CompletionRecord
@@ -209,8 +209,13 @@ def check_peers(
         for lane, (step, mine, other) in enumerate(
             zip(frame.plan.steps, records, others, strict=True)
         ):
-            if mine != other:
-                _check_lane(f"{where}, lane {lane}", step.output_ceiling, mine, other)
+            try:
+                if mine != other:
+                    _check_lane(f"{where}, lane {lane}", step.output_ceiling, mine, other)
+            except ValueError:
+                # An array compares with a number, but not to one answer.
+                fault = f"{shown(other)} is not what a lane did"
+                raise CompletionError(f"{where}, lane {lane}: {fault}") from None
 
 
 def _check_lane(where: str, ceiling: int, mine: CompletionRecord, other: CompletionRecord) -> None:
@@ -223,7 +228,7 @@ def _check_lane(where: str, ceiling: int, mine: CompletionRecord, other: Complet
         ("offered", offered_rows(mine, ceiling), offered_rows(other, ceiling)),
     ):
         if left != right:
-            raise CompletionError(f"{where}: {name} is {right!r}, rank 0 has {left!r}")
+            raise CompletionError(f"{where}: {name} is {shown(right)}, rank 0 has {shown(left)}")
 
 
 def learn_round(

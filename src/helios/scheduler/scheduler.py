@@ -402,6 +402,7 @@ class Scheduler:
 
     def trace_of(self, fence: Fence) -> PlanTrace:
         """Return the trace of a plan in flight. Raises FenceError for any other fence."""
+        check_integer(FenceError, "fence", fence, least=0)
         for frame in self._state.window.frames:
             if frame.fence == fence:
                 return trace_of_plan(

@@ -16,6 +16,7 @@ from helios.scheduler.capture import (
 )
 from helios.scheduler.catalog import ProposalSource
 from helios.scheduler.checkpoints import Checkpoint
+from helios.scheduler.checks import check_integer
 from helios.scheduler.errors import InvalidRequestError, PhaseError
 from helios.scheduler.lifecycle import Event, next_phase
 from helios.scheduler.paging import fits, leave_row, pages_to_seat, redraw, requeue
@@ -145,8 +146,7 @@ def finish(state: State, handle: RequestHandle) -> None:
 def supply_copies(state: State, handle: RequestHandle, count: int) -> None:
     """Note how long a prefix the host can copy; see `Scheduler.supply_copies`."""
     request = state.table.live(handle)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise InvalidRequestError(f"copies must be a nonnegative integer, not {count!r}")
+    check_integer(InvalidRequestError, "copies", count, least=0)
     if not any(graph.source is ProposalSource.COPY for graph in state.catalog.graphs):
         raise InvalidRequestError("copies: the catalog has no graph that takes copied proposals")
     if request.phase is not Phase.DECODE:

@@ -8,6 +8,7 @@ from helios.scheduler import exploration
 from helios.scheduler.accounting import last_interval, settle
 from helios.scheduler.capture import after_progress, earn, finish_copy
 from helios.scheduler.catalog import GraphKind
+from helios.scheduler.checks import check_integer
 from helios.scheduler.completion import (
     Outcome,
     apply_records,
@@ -52,6 +53,7 @@ _DECODE = Phase.DECODE
 
 
 def _head(state: State, fence: Fence) -> Frame:
+    check_integer(FenceError, "fence", fence, least=0)
     frames = state.window.frames
     if not frames:
         raise FenceError(f"fence {fence} is not in flight; nothing is")
@@ -206,8 +208,11 @@ def published_output(state: State, handle: RequestHandle, fence: Fence) -> None:
     if request.phase is not _DECODE:
         next_phase(state.table.live(handle).phase, Event.PUBLISH)
     interval = state.interval
-    if interval is None or interval.fence != fence:
-        raise FenceError(f"fence {fence} is not the last completed one")
+    if interval is None or interval.fence is not fence:
+        # Usually it is the very object that the tokens came with.
+        check_integer(FenceError, "fence", fence, least=0)
+        if interval is None or interval.fence != fence:
+            raise FenceError(f"fence {fence} is not the last completed one")
     if request not in interval.prices_before:
         raise FenceError(f"{handle} committed no token in fence {fence}")
     request.visible_ns = state.now_ns

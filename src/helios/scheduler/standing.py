@@ -72,6 +72,7 @@ class Standing:
         "interval_ms",
         "machine_rates",
         "planned",
+        "planned_requests",
         "prefilling",
         "shapes",
         "streams",
@@ -118,6 +119,8 @@ class Standing:
         """The participants with a tenant, in the order of its first one."""
         self.planned: ScheduledPlan | None = None
         """The last plan of this state version."""
+        self.planned_requests: list[Request] = []
+        """The requests of its lanes, in order."""
 
     def _sort(self, resident: Sequence[Request]) -> None:
         """Put every resident request into the list of what it can do next, if there is anything."""

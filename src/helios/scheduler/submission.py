@@ -6,7 +6,7 @@ from helios.scheduler import exploration
 from helios.scheduler.checks import check_integer, check_type
 from helios.scheduler.errors import FenceError, StalePlanError
 from helios.scheduler.paging import check_pages, redraw, take_pages
-from helios.scheduler.plan import ScheduledPlan, ScheduledStep
+from helios.scheduler.plan import ScheduledPlan, ScheduledStep, check_seal
 from helios.scheduler.policy import is_queueable
 from helios.scheduler.requests import Request
 from helios.scheduler.state import State
@@ -77,11 +77,15 @@ def _planned_lanes(state: State, plan: ScheduledPlan) -> list[Request] | None:
     version, standing = state.memo
     if standing is None or standing.planned is not plan or version != state.version:
         return None
-    return state.table.current([step.handle for step in plan.steps])
+    return standing.planned_requests
 
 
 def _checked_lanes(state: State, plan: ScheduledPlan) -> list[Request]:
-    """Return the lanes' requests; the first lane that is not as planned says what changed."""
+    """Return the lanes' requests; the first lane that is not as planned says what changed.
+
+    The plan is one of this scheduler, made earlier: what is to be seen is whether it is still good.
+    """
+    check_seal(plan, state.table)
     steps, epoch = plan.steps, plan.epoch
     requests = state.table.current([step.handle for step in steps])
     if requests is not None:
@@ -104,13 +108,6 @@ def _checked_lane(state: State, plan: ScheduledPlan, step: ScheduledStep) -> Req
 
 def _check_submittable(state: State, plan: ScheduledPlan) -> bool:
     """Return whether a further frame may be queued behind this one."""
-    graphs = state.catalog.graphs
-    if (
-        plan.epoch > state.version
-        or plan.graph_index >= len(graphs)
-        or graphs[plan.graph_index] is not plan.graph
-    ):
-        raise StalePlanError("the plan was made by another scheduler")
     fresh = state.costs.is_fresh(plan.cost_index, state.now_ns)
     if state.window.frames:
         if state.window.is_closed(state.now_ns) or plan.needs_empty_queue:
