@@ -36,6 +36,10 @@ POLICY_POSITIVE = (
 )
 
 
+SHARES = ("alone_service_share", "checkpoint_extra_work_fraction")
+"""Those that are at most one."""
+
+
 def names_of(record: type) -> list[str]:
     return [field.name for field in dataclasses.fields(record)]
 
@@ -49,6 +53,7 @@ def bad_policy_values() -> list[tuple[str, object]]:
         bad = NO_INTEGER if name in POLICY_INTEGERS else NO_NUMBER
         cases += [(name, value) for value in bad]
         cases += [(name, 0)] * (name in POLICY_POSITIVE)
+        cases += [(name, value) for value in (1.5, 1.0000000000000002, 2)] * (name in SHARES)
     return cases
 
 
@@ -63,6 +68,8 @@ def test_every_policy_field_is_checked(name: str, value: object) -> None:
 def test_every_policy_field_takes_its_extremes(name: str) -> None:
     """Zero where a preference may be disabled, and the ends of the range of floats."""
     values: list[Any] = [1, 2**62] if name in POLICY_INTEGERS else [1, 5e-324, 1.7e308]
+    if name in SHARES:
+        values.remove(1.7e308)
     if name not in POLICY_POSITIVE:
         values += [0, 0.0]
     for value in values:

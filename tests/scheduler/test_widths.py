@@ -13,6 +13,7 @@ from helios.scheduler import (
     CandidateScore,
     DecodeMode,
     GraphKind,
+    InvalidPolicyError,
     PolicyConfig,
     RequestHandle,
     RequestSpec,
@@ -63,13 +64,15 @@ def widths_allow(world: World, score: CandidateScore, streams: int) -> bool:
     )
 
 
-def expected_graph(world: World, scores: list[CandidateScore], streams: int) -> str:
+def expected_graph(
+    world: World, scores: list[CandidateScore], streams: int, share: float = 0.99
+) -> str:
     """The rule, from what `explain` says of every undominated candidate."""
     best = max(scores, key=lambda score: score.value_rate)
     if len(best.handles) < streams:
         return best.graph
     rivals = [score for score in scores if widths_allow(world, score, streams)]
-    least = 0.99 * max(service_rate(score) for score in [best, *rivals])
+    least = share * max(service_rate(score) for score in [best, *rivals])
     enough = [score for score in [best, *rivals] if service_rate(score) >= least]
     return min(enough, key=lambda score: score.duration_ms).graph
 
@@ -111,15 +114,19 @@ def test_zero_leaves_the_width_to_the_score() -> None:
             assert plan.value_rate == max(score.value_rate for score in scores)
 
 
-def test_a_share_that_nothing_reaches_keeps_the_score() -> None:
-    """Above one no round has it, so the first by score stays."""
-    policy = dataclasses.replace(BALANCED, alone_service_share=1.5)
+def test_a_share_of_all_takes_the_best_service() -> None:
+    """Where all of the best service is asked for, that round alone has it; more is no share."""
+    policy = dataclasses.replace(BALANCED, alone_service_share=1.0)
     world = running("rectangular", policy, streams=2, seed=3, outputs=120)
     for _ in range(60):
         assert world.step()
         plan = world.plan()
         if plan is not None and plan.reason is SelectionReason.ORDINARY:
-            assert plan.value_rate == max(s.value_rate for s in world.scheduler.explain())
+            scores = list(world.scheduler.explain())
+            count = len(world.scheduler._state.standing().decoders)
+            assert plan.graph.name == expected_graph(world, scores, count, share=1.0)
+    with pytest.raises(InvalidPolicyError, match=r"policy\.alone_service_share must be at most 1"):
+        dataclasses.replace(BALANCED, alone_service_share=1.5)
 
 
 def check_replacements(

@@ -39,7 +39,12 @@ def check_integer(
 
 
 def check_number(
-    error: type[SchedulerError], name: str, value: object, *, positive: bool = False
+    error: type[SchedulerError],
+    name: str,
+    value: object,
+    *,
+    positive: bool = False,
+    most: float = math.inf,
 ) -> None:
     """Raise `error` unless `value` is a finite number that is nonnegative, or positive."""
     kind = "positive" if positive else "nonnegative"
@@ -49,6 +54,8 @@ def check_number(
         raise error(f"{name} must be a finite {kind} number; this integer is out of range")
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
         raise error(f"{name} must be finite and {kind}, not {value!r}")
+    if value > most:
+        raise error(f"{name} must be at most {most:g}, not {shown(value)}")
 
 
 def check_type(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 
 from helios.scheduler.checks import LARGEST_INTEGER, check_integer, check_number, check_type
 from helios.scheduler.errors import InvalidPolicyError
 
+_MOST_POLICY = {"alone_service_share": 1.0, "checkpoint_extra_work_fraction": 1.0}
+"""A share is at most all of it; the other preferences have no end but that of the floats."""
 _POSITIVE = ("adaptation_ms", "arrival_shares", "adaptive_verification_alpha")
 
 MAX_ROWS = 64
@@ -91,12 +94,13 @@ class PolicyConfig:
     """Exponent on prefix-survival estimates in selection scores of speculative rounds."""
     alone_service_share: float = 0.0
     """Where streams alone are runnable and all are served: the shortest round with this share of
-    the best expected service per time; 0 leaves the width to the score (decision 0018)."""
+    the best expected service per time, at most 1; 0 leaves it to the score (decision 0018)."""
     population_weight: float = 0.0
     """Most observations as which a new request counts the acceptance of those before it; at 2 or
     less it starts at 0.5**d (decision 0018)."""
     checkpoint_extra_work_fraction: float = 0.05
-    """Extra prefill splits and snapshot copies of a request, as a share of its prefill work."""
+    """Extra prefill splits and snapshot copies of a request, as a share of its prefill work, at
+    most 1."""
 
     @property
     def weighs_prompts_as_class(self) -> bool:
@@ -109,7 +113,13 @@ class PolicyConfig:
             if field.name == "estimate_ttl_ns":
                 check_integer(InvalidPolicyError, name, value, least=1)
             else:
-                check_number(InvalidPolicyError, name, value, positive=field.name in _POSITIVE)
+                check_number(
+                    InvalidPolicyError,
+                    name,
+                    value,
+                    positive=field.name in _POSITIVE,
+                    most=_MOST_POLICY.get(field.name, math.inf),
+                )
 
     @classmethod
     def balanced(cls) -> PolicyConfig:
