@@ -31,9 +31,10 @@ def check_integer(
     most: int = LARGEST_INTEGER,
 ) -> None:
     """Raise `error` unless `value` is an integer from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    # Subclasses of int are other things that happen to be numbers: a bool, a member of an enum.
+    if type(value) is not int or not least <= value <= most:
         bounds = f"of at least {least}" if most == LARGEST_INTEGER else f"from {least} to {most}"
-        if isinstance(value, int) and value > LARGEST_INTEGER:
+        if type(value) is int and value > LARGEST_INTEGER:
             raise error(f"{name} must be an integer {bounds} and below 2**62")
         raise error(f"{name} must be an integer {bounds}, not {shown(value)}")
 

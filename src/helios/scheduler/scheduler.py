@@ -13,7 +13,7 @@ from helios.scheduler import exploration, planning, seating, settlement, submiss
 from helios.scheduler.capture import note_demand, offer_terminal, terminal_tokens
 from helios.scheduler.catalog import Catalog, GraphKind, ProposalSource
 from helios.scheduler.checkpoints import CheckpointStats
-from helios.scheduler.checks import check_integer, check_type
+from helios.scheduler.checks import check_integer, check_number, check_type
 from helios.scheduler.config import PolicyConfig, ResourceConfig, SpeculationConfig
 from helios.scheduler.errors import (
     FenceError,
@@ -126,8 +126,10 @@ class Scheduler:
         if source is ProposalSource.NONE:
             raise error("source: acceptance belongs to learned or copied proposals")
         check_type(error, "survivals", survivals, Sequence, "a sequence of probabilities")
-        for name, value in (("weight", weight), *(("survivals", value) for value in survivals)):
-            check_type(error, name, value, (int, float), "numbers")
+        check_number(error, "weight", weight)
+        for index, survival in enumerate(survivals):
+            check_number(error, f"survivals[{index}]", survival)
+        check_type(error, "is_taught", is_taught, bool, "a bool")
         acceptance = self._state.history.acceptance
         acceptance.seed(source_index(source), survivals, weight, is_taught=is_taught)
 
