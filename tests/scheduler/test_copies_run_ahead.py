@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from helios.scheduler import (
@@ -14,6 +16,7 @@ from helios.scheduler import (
     StalePlanError,
 )
 from tests.support.catalogs import modelled
+from tests.support.snapshot import freeze
 from tests.support.world import World, measure_directly
 
 PREPARING = {"initialize-b4": 0.25, "prefill-c64": 4.0, "terminal-b4": 0.25}
@@ -127,6 +130,39 @@ def test_nothing_runs_ahead_of_a_round_with_copies() -> None:
     plan = world.plan()
     assert plan is not None
     assert plan.graph.name == NARROW, "the completion has withdrawn the supply"
+
+
+@pytest.mark.parametrize("copies", [0, 2, 5])
+def test_a_changed_supply_makes_the_saved_round_stale(copies: int) -> None:
+    """Withdrawn, shorter, or longer than what the plan was made with."""
+    world = streaming("a")
+    supply(world, "a", 4)
+    saved = world.plan()
+    assert saved is not None
+    assert (saved.graph.name, saved.steps[0].output_ceiling) == (COPY, 5)
+    handle = world.streams["a"].handle
+    supply(world, "a", copies)
+    before = freeze(world.scheduler)
+    with pytest.raises(
+        StalePlanError, match=re.escape(f"{handle} changed since the plan was made")
+    ):
+        world.scheduler.commit(saved, Fence(10_000))
+    assert freeze(world.scheduler) == before
+    supply(world, "a", 4)
+    with pytest.raises(StalePlanError, match="changed since the plan was made"):
+        world.scheduler.commit(saved, Fence(10_000))
+    assert commit_next(world).steps[0].output_ceiling == 5
+
+
+def test_the_same_supply_again_leaves_the_saved_round_good() -> None:
+    """Nothing has changed, so nothing speaks against the plan."""
+    world = streaming("a")
+    supply(world, "a", 4)
+    saved = world.plan()
+    assert saved is not None
+    supply(world, "a", 4)
+    world.commit(saved)
+    assert world.log[-1].plan is saved
 
 
 def test_a_saved_round_is_refused_once_a_step_was_submitted() -> None:
