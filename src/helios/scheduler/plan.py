@@ -181,9 +181,10 @@ _SEALED = tuple(field.name for field in dataclasses.fields(ScheduledPlan) if fie
 _fields_of = attrgetter(*_SEALED)
 
 
-def seal(plan: ScheduledPlan, owner: object) -> None:
-    """Mark a new plan as one that the scheduler of `owner` returns as it is now."""
+def seal(plan: ScheduledPlan, owner: object) -> ScheduledPlan:
+    """Mark a new plan as one that the scheduler of `owner` returns as it is now, and return it."""
     object.__setattr__(plan, "seal", Seal(owner, _fields_of(plan)))
+    return plan
 
 
 def check_seal(plan: ScheduledPlan, owner: object) -> None:

@@ -54,16 +54,15 @@ def plan(state: State) -> ScheduledPlan | None:
     choice = exploration.selected(state, decision, winner)
     state.decision = Decided(decision, ages, choice, state.version)
     candidate = choice.candidate
-    graph_index = candidate.graph_index
-    graph = state.catalog.graphs[graph_index]
+    graph = state.catalog.graphs[candidate.graph_index]
     cost_index = cost_index_of(view, candidate)
     is_fresh = costs.is_fresh(cost_index, now_ns)
     needs_empty = choice.is_probe or needs_empty_queue(view, candidate, is_fresh=is_fresh)
     if needs_empty and running is not None:
         # A lower-valued frame that could be queued now must not displace this winner.
         return None
-    planned = ScheduledPlan(
-        graph_index=graph_index,
+    standing.planned = ScheduledPlan(
+        graph_index=candidate.graph_index,
         graph=graph,
         steps=with_pages(state, steps_of(candidate, graph.kind, state.speculation.mode)),
         estimated_duration_ns=costs.estimates_ns[cost_index],
@@ -76,9 +75,8 @@ def plan(state: State) -> ScheduledPlan | None:
         prefill_row=candidate.prefill_row,
         explanation=partial(_score, state.decision, candidate, costs.ttl_ns),
     )
-    seal(planned, state.table)
-    standing.planned, standing.planned_requests = planned, [*requests_of(candidate)]
-    return planned
+    standing.planned_requests = [*requests_of(candidate)]
+    return seal(standing.planned, state.table)
 
 
 def explain(state: State) -> tuple[CandidateScore, ...]:
