@@ -90,6 +90,23 @@ def bend_plans(change: Callable[[ScheduledPlan], ScheduledPlan]) -> Callable[[Be
     return bend
 
 
+def call_refreshes(bent: Bent) -> None:
+    """Let every plan say that it is a timing refresh; what is committed is as it was made."""
+    made: list[ScheduledPlan] = []
+
+    def plan() -> ScheduledPlan | None:
+        true = bent.core.plan()
+        if true is None:
+            return None
+        made[:] = [true]
+        return dataclasses.replace(true, reason=SelectionReason.TIMING_REFRESH)
+
+    def commit(plan: ScheduledPlan, fence: Any) -> None:
+        bent.core.commit(made[0], fence)
+
+    bent.plan, bent.commit = plan, commit  # type: ignore[attr-defined]
+
+
 def with_steps(plan: ScheduledPlan, **fields: Any) -> ScheduledPlan:
     """Return a plan whose every lane has other fields."""
     steps = tuple(step._replace(**fields) for step in plan.steps)
@@ -160,20 +177,12 @@ def test_a_probe_beyond_the_credit_stops_the_run() -> None:
     def bend(bent: Bent) -> None:
         spent = iter(range(10**9, 10**12, 10**9))
 
-        def plan() -> ScheduledPlan | None:
-            true = bent.core.plan()
-            return true and dataclasses.replace(true, reason=SelectionReason.TIMING_REFRESH)
-
         def exploration() -> dict[SelectionReason, ExplorationAccount]:
             account = ExplorationAccount(0.0, 10**6, next(spent), is_open=False)
             return {SelectionReason.TIMING_REFRESH: account}
 
-        def commit(plan: ScheduledPlan, fence: Any) -> None:
-            true = dataclasses.replace(plan, reason=SelectionReason.ORDINARY)
-            bent.core.commit(true, fence)
-
-        bent.plan, bent.exploration = plan, exploration  # type: ignore[attr-defined]
-        bent.commit = commit  # type: ignore[attr-defined]
+        call_refreshes(bent)
+        bent.exploration = exploration  # type: ignore[attr-defined]
 
     with pytest.raises(InvariantError, match="timing-refresh spent more than it earned"):
         run_bent(bend)
@@ -189,10 +198,6 @@ def test_a_probe_of_one_ledger_does_not_close_the_last_episode_of_the_other() ->
     def bend(bent: Bent) -> None:
         spent = iter(range(1, 10**6))
 
-        def plan() -> ScheduledPlan | None:
-            true = bent.core.plan()
-            return true and dataclasses.replace(true, reason=SelectionReason.TIMING_REFRESH)
-
         def exploration() -> dict[SelectionReason, ExplorationAccount]:
             return {
                 SelectionReason.TIMING_REFRESH: ExplorationAccount(
@@ -203,11 +208,8 @@ def test_a_probe_of_one_ledger_does_not_close_the_last_episode_of_the_other() ->
                 ),
             }
 
-        def commit(plan: ScheduledPlan, fence: Any) -> None:
-            bent.core.commit(dataclasses.replace(plan, reason=SelectionReason.ORDINARY), fence)
-
-        bent.plan, bent.exploration = plan, exploration  # type: ignore[attr-defined]
-        bent.commit = commit  # type: ignore[attr-defined]
+        call_refreshes(bent)
+        bent.exploration = exploration  # type: ignore[attr-defined]
 
     log = run_bent(bend)
     assert all(one.finished_ns is not None for one in log.requests)
