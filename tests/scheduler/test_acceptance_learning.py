@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from helios.scheduler import (
@@ -18,9 +21,12 @@ from helios.scheduler import (
     StalePlanError,
     exploration,
 )
+from helios.scheduler.geometry import Integers
 from helios.scheduler.learning import best_probe
 from helios.scheduler.policy import rank_key
 from helios.scheduler.refresh import stale_alternative
+from helios.scheduler.requests import UNLIMITED, Request
+from helios.scheduler.streams import lane_limits
 from tests.scheduler import test_exploration
 from tests.support.books import Books
 from tests.support.catalogs import Recipe, recipe
@@ -358,3 +364,37 @@ def test_both_bounds_hold_on_random_histories_of_rounds(seed: int) -> None:
         assert count.count == sum(flight.plan.reason is reason for flight in done)
     assert counts[REFRESH].count
     assert counts[LEARNING].count
+
+
+@pytest.mark.parametrize("limits", [(2,), (3,), (1, 4), (3, 2), (0, 3)], ids=str)
+def test_no_probe_goes_beyond_the_limit_of_learned_rounds(limits: tuple[int, ...]) -> None:
+    """The lengths that could be more are those of every source; what a probe offers is not.
+
+    A request at its limit of learned rounds is in them, because a round with copies may give it
+    more. Leaving it out where nothing copies changes no decision: no candidate is longer for it.
+    """
+
+    def within(requests: Sequence[Request], *, is_capped: bool = True) -> Integers:
+        left = lane_limits(requests, is_capped=is_capped)
+        limit = [request.spec.learned_width_limit or UNLIMITED for request in requests]
+        return np.minimum(left, limit)
+
+    def play() -> list[tuple[str, SelectionReason, list[int]]]:
+        world = World(ROUNDS.scaled(10), rows=2, speculation=ADAPTIVE, seeded=SEEDS)
+        for index, limit in enumerate(limits):
+            spell = Spell(300, 1_500)
+            world.admit(f"s{index}", 64, 6_000, acceptance=spell, learned_width_limit=limit)
+        world.run(1_200)
+        for flight in world.log:
+            for name, step in zip(flight.lanes, flight.plan.steps, strict=True):
+                most = world.streams[name].spec.learned_width_limit or UNLIMITED
+                assert step.output_ceiling <= most, "a probe like any other round"
+        return [
+            (flight.name, flight.plan.reason, [step.output_ceiling for step in flight.plan.steps])
+            for flight in world.log
+        ]
+
+    log = play()
+    assert sum(reason is LEARNING for _, reason, _ in log) > 2
+    with mock.patch.object(exploration, "lane_limits", within):
+        assert play() == log
