@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ ROUNDS = recipe(
         rows=4, prefills=(64,), widths=(1, 2, 4), ragged=((3, 2),), mixed=((1, 64),), device=True
     )
 )
+DEALT = recipe(Recipe(rows=4, prefills=(64,), widths=(1,), ragged=((3, 2),), device=True))
+"""Rounds of more than one row are dealt by the device, which sends its confidence along."""
 NUMBERS: list[Any] = [0, 1, 2, 7, -1, 2**31, 2**62, 2**63, 2**64, 10**5000, -(10**5000)]
 NUMBERS += [0.0, -0.0, 1.0, 2.5, float("nan"), float("inf"), -float("inf"), True, False]
 NUMBERS += [np.int64(1), np.int32(0), np.float64(1.0), np.float32(0.5), np.bool_(False), 1j]
@@ -72,7 +75,8 @@ def _world(kind: str, steps: int) -> World:
         world = World(TINY, rows=4)
     else:
         adaptive = SpeculationConfig(mode=DecodeMode.ADAPTIVE)
-        world = World(ROUNDS, rows=4, speculation=adaptive)
+        catalog = DEALT if kind == "dealt" else ROUNDS
+        world = World(catalog, rows=4, speculation=adaptive)
     measure_directly(world)
     roll = random.Random(7)
     for index in range(4):
@@ -214,14 +218,19 @@ def test_any_field_of_a_timing(kind: str, steps: int, name: str, odd: Any) -> No
     assert all(type(value) is int and 0 <= value <= 2**62 for value in values)
 
 
-@given(STEPS, ANYTHING)
+@functools.cache
+def dealt_steps() -> tuple[int, ...]:
+    """Steps after which a round that sends its confidence is in flight."""
+    worlds = ((steps, world_after("dealt", steps)) for steps in range(30))
+    return tuple(steps for steps, world in worlds if world.queue[0].plan.graph.confidence_width)
+
+
+@given(st.integers(0, 99), ANYTHING)
 @MANY
-def test_any_sidecar(steps: int, odd: Any) -> None:
-    """Where the program takes one."""
-    world = world_after("rounds", steps)
+def test_any_sidecar(place: int, odd: Any) -> None:
+    """In place of the confidence of a round that the device dealt."""
+    world = world_after("dealt", dealt_steps()[place % len(dealt_steps())])
     flight, done = world.queue[0], outcome(world)
-    if not flight.plan.graph.confidence_width:
-        return
     call = completing(world, done, done.records, sidecars=[odd])
     said = is_refused(world, CompletionError, call)
     assert said is not None
@@ -512,3 +521,42 @@ def test_any_seed_of_acceptance(odd: Any) -> None:
         assert type(weight) is not bool
         assert 2 <= weight <= 128
         assert type(given_["is_taught"]) is bool
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "rounds"])
+@pytest.mark.parametrize("name", ["handle", "tokens", "offered"])
+def test_values_whose_comparison_raises_are_refused(kind: str, name: str) -> None:
+    """A signalling NaN answers no comparison: of rank zero's records or of a peer's."""
+    never = Decimal("sNaN")
+    odd: Any = {"handle": (never, 0), "tokens": (never,), "offered": never}[name]
+    for who in ("records", "peers"):
+        world = world_after(kind, 6)
+        done = outcome(world)
+        records = list(done.records)
+        records[0] = records[0]._replace(**{name: odd})
+        call = (
+            completing(world, done, records)
+            if who == "records"
+            else completing(world, done, done.records, peers=[records])
+        )
+        said = is_refused(world, CompletionError, call)
+        assert said is not None
+        assert f"fence {world.queue[0].fence}" in said
+        completing(world, done, done.records)()
+
+
+@pytest.mark.parametrize("hidden", [float("nan"), 5.0, -3.0])
+def test_a_masked_sidecar_is_refused(hidden: float) -> None:
+    """8.6: what a mask hides would pass the checks and be learned all the same."""
+    world = world_after("dealt", dealt_steps()[0])
+    flight, done = world.queue[0], outcome(world)
+    plain = world._sidecar(flight, done.confidence)
+    masked = np.ma.masked_array(plain.copy(), mask=np.zeros(plain.shape, dtype=bool))
+    masked.data[0, :, -1] = hidden
+    masked.mask[0, :, -1] = True
+    said = is_refused(
+        world, CompletionError, completing(world, done, done.records, sidecars=[masked])
+    )
+    assert said is not None
+    assert "must be a plain float32 array, not MaskedArray" in said
+    completing(world, done, done.records)()

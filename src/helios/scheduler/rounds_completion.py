@@ -162,9 +162,10 @@ def check_sidecars(
 
 
 def _check_shape(where: str, sidecar: object, expected: tuple[int | None, int, int]) -> None:
-    if not isinstance(sidecar, np.ndarray) or sidecar.dtype != np.float32:
-        kind = sidecar.dtype if isinstance(sidecar, np.ndarray) else type(sidecar).__name__
-        raise CompletionError(f"{where} must be a float32 array, not {kind}")
+    # A masked array is an array too, and its comparisons pass over what the mask hides.
+    if type(sidecar) is not np.ndarray or sidecar.dtype != np.float32:
+        kind = sidecar.dtype if type(sidecar) is np.ndarray else type(sidecar).__name__
+        raise CompletionError(f"{where} must be a plain float32 array, not {kind}")
     ranks, row_count, depth = expected
     shape = sidecar.shape
     if len(shape) != 3 or shape[1:] != (row_count, depth) or shape[0] != (ranks or shape[0] or 1):
@@ -212,8 +213,10 @@ def check_peers(
             try:
                 if mine != other:
                     _check_lane(f"{where}, lane {lane}", step.output_ceiling, mine, other)
-            except ValueError:
-                # An array compares with a number, but not to one answer.
+            except CompletionError:
+                raise
+            except Exception:  # noqa: BLE001
+                # Whatever stands in place of a number may raise anything when it is compared.
                 fault = f"{shown(other)} is not what a lane did"
                 raise CompletionError(f"{where}, lane {lane}: {fault}") from None
 
