@@ -109,6 +109,27 @@ class Recorder:
             self.at_once -= 1
 
 
+def test_a_schema_of_the_output_is_asked_for_and_only_then() -> None:
+    bodies: list[Body] = []
+
+    async def server(body: Body, reply: Reply) -> None:
+        bodies.append(body)
+        await obedient(body, reply)
+
+    text = CLOSED.replace(
+        "{ tokens = 5 }", '{ tokens = 5, exact = false, json_schema = { type = "array" } }'
+    )
+    outcome = measured(server, scenarios=(scenario(), scenario(text, "with-schema")))
+    assert not any(record.failure for run in outcome.runs for record in run.records)
+    asked = [body for body in bodies if "Hello" not in str(prompt_of(body))]
+    assert len(asked) == 8
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "array"}},
+    }
+    assert [body.get("response_format") for body in asked] == [None] * 4 + [wanted] * 4
+
+
 def test_servers_take_turns_get_equal_prompts_and_no_prompt_twice() -> None:
     log: list[tuple[str, str]] = []
     servers = [Recorder("a", log), Recorder("b", log)]

@@ -65,6 +65,12 @@ def test_a_scenario_named_twice_is_run_once() -> None:
         ("requests = 6", "requests = ", "mine.toml: this is not TOML: .*line 2"),
         ("requests = 6\n", "", "mine.toml: requests: field required"),
         (
+            "tokens = 8",
+            'tokens = 8, json_schema = { type = "array" }',
+            "mine.toml:5: output: json_schema needs exact = false",
+        ),
+        ("tokens = 8", "tokens = 8, json_schema = 3", "mine.toml:5: output.json_schema: .*dict"),
+        (
             'title = "x"',
             'title = "x"\nheadline = ["ttft_ms.p98"]',
             "mine.toml:2: headline: there is no figure 'ttft_ms.p98'; did you mean ttft_ms.p9",

@@ -11,7 +11,7 @@ Every key is checked, and an unknown one is named with the nearest that exists.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -103,6 +103,14 @@ class OutputSection(_Part):
     tokens: Length = 128
     exact: bool = True
     """Ask the server to go on after its end token (`ignore_eos`), so that lengths are known."""
+    json_schema: dict[str, Any] | None = None
+    """Every answer is JSON of this schema (`response_format`), or the beginning of one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.json_schema is not None and self.exact:
+            raise ValueError("json_schema needs exact = false: an answer ends where its value ends")
+        return self
 
 
 class MeetingSection(_Part):

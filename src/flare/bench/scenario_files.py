@@ -18,6 +18,7 @@ from flare.bench.scenario import Scenario
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "readme": ("streams-1", "streams-4", "streams-16", "first-token", "long-prompt", "copy"),
+    "structured": ("free-4", "schema-4"),
     "quick": ("streams-1", "streams-4", "first-token"),
 }
 """Names that stand for several scenarios."""

@@ -58,6 +58,9 @@ class Session:
         fields["temperature"] = scenario.temperature
         if scenario.output.exact:
             fields[_IGNORE_EOS] = True
+        if scenario.output.json_schema is not None:
+            named = {"name": "answer", "schema": scenario.output.json_schema}
+            fields["response_format"] = {"type": "json_schema", "json_schema": named}
         for name in self.left_out:
             fields.pop(name, None)
         return msgspec.json.encode(fields | dict(self.extra_body))
