@@ -23,7 +23,7 @@ from tests.flare.test_draft_models import write_draft
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.test_speculation import Answer, Server
 from tests.flare.tiny_directory import write_tiny_directory
-from tests.flare.tried_first import prepare_tried_first
+from tests.flare.tried_first import PROMPTS_FIRST, prepare_tried_first
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,12 +64,14 @@ MIXED_COPIES, MIXED_OWN = "mixed-*-copy", "mixed-*-w[248]-c64"
 VARIANTS = {
     "copies": Variant("copies", 4, (), (COPIES,)),
     "copies-alone": Variant("alone", 1, (), (COPIES,)),
-    "copies-wide": Variant("wide", 7, (), ("speculative-b8-d7-w8-copy",)),
+    "copies-wide": Variant("wide", 7, PROMPTS_FIRST, ("speculative-b8-d7-w8-copy",)),
     "fixed-2": Variant("copies", 5, (*FIXED, "--draft-tokens", "1"), ("speculative-*-w2-copy",)),
     "fixed-8": Variant("copies", 3, (*FIXED, "--draft-tokens", "7"), ("speculative-*-w8-copy",)),
     "mixed": Variant("plain", 6, (*MIXED, "--speculation", "off"), ("mixed-*-w1-c64",)),
     "mixed-copies": Variant("copies", 6, MIXED, (MIXED_COPIES, COPIES)),
-    "shared": Variant("shared", 8, ("--row-sharing", "host"), ("speculative-b8-d7-w8-p16-copy",)),
+    "shared": Variant(
+        "shared", 8, ("--row-sharing", "host", *PROMPTS_FIRST), ("speculative-b8-d7-w8-p16-copy",)
+    ),
     "learned": Variant("head", 4, LEARNED, (OWN,)),
     "learned-fixed": Variant("head", 4, (*LEARNED, *FIXED, "--draft-tokens", "3"), (OWN,)),
     "both": Variant("head", 5, (), (COPIES, OWN)),

@@ -23,7 +23,7 @@ from tests.flare.test_identity import BODIES
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.test_speculation import Server
 from tests.flare.tiny_directory import write_tiny_directory
-from tests.flare.tried_first import prepare_tried_first
+from tests.flare.tried_first import PROMPTS_FIRST, prepare_tried_first
 from tests.ignition.tiny import build
 
 SHARED = "speculative-b8-d7-w8-p16-copy"
@@ -161,7 +161,7 @@ def test_answers_are_those_of_a_server_without_speculation(prepared, tmp_path) -
     found, loaded, programs = {}, {}, {}
     for mode in (["--speculation", "off"], ["--row-sharing", "host"], []):
         name = "-".join(mode)
-        with running([str(prepared), *mode], tmp_path / f"log{name}") as (url, _):
+        with running([str(prepared), *mode, *PROMPTS_FIRST], tmp_path / f"log{name}") as (url, _):
             server = Server(url)
             found[name] = [*server.ask_all(BODIES[:60], 8), *server.ask_together()]
             programs[name] = server.programs()

@@ -51,14 +51,19 @@ class Server:
         """Ask for eight choices in one request, free ones and ones whose text is forced.
 
         They reach the engine at once, however slow the client is: long prompts are consumed beside
-        a short one's answer, and seven rows generate together. Forced text is proposed as copies.
+        a short one's answer, and eight short ones are soon consumed and generate together for long,
+        whatever order the durations suggest. Forced text is proposed as copies.
         """
-        prompts, found = ["ab", *(f"{n} hgfedcba " * 30 for n in range(7))], []
-        for form in ({"guided_regex": "(abcdabcdabcd){12};"}, {"ignore_eos": True}):
-            answer = self.client.completions.create(
-                model="tiny", prompt=prompts, max_tokens=150, temperature=0, extra_body=form
-            )
-            found += [(choice.text, choice.finish_reason) for choice in answer.choices]
+        long = ["ab", *(f"{n} hgfedcba " * 30 for n in range(7))]
+        short = [f"{n}abcdabcd" for n in range(8)]
+        found = []
+        for prompts, tokens in ((long, 150), (short, 400)):
+            forced = f"(abcdabcdabcd){{{tokens // 12}}};"
+            for form in ({"guided_regex": forced}, {"ignore_eos": True}):
+                answer = self.client.completions.create(
+                    model="tiny", prompt=prompts, max_tokens=tokens, temperature=0, extra_body=form
+                )
+                found += [(choice.text, choice.finish_reason) for choice in answer.choices]
         return found
 
     def metrics(self) -> dict[str, float]:

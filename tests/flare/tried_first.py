@@ -19,6 +19,9 @@ from ignition.package_manifest import read_manifest
 from ignition.package_writer import write_manifest
 
 Choice = Callable[[GraphEntry], bool]
+PROMPTS_FIRST = ("--scheduler-prefill-balance", "1000")
+"""Requests that come together generate together. The tiny model ends an answer before fairness lets
+the next one begin, so that programs of many rows would have nobody to serve."""
 
 
 def proposes(graph: GraphEntry) -> bool:
