@@ -17,6 +17,7 @@ from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.test_speculation import Server
 from tests.flare.tiny_directory import write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,11 +46,12 @@ def servers(
 ) -> Iterator[tuple[Server, Mixing]]:
     """A server with neither, and one with mixed programs, of the same model."""
     base = tmp_path_factory.mktemp("mixed")
-    model = str(write_tiny_directory(base / "tiny"))
+    model = write_tiny_directory(base / "tiny")
     options = ["--concurrency", "4", "--prefill-capacities", "16,64", "--threads", "1"]
-    mixed = [model, *options, "--mixed-prefill", "--trace", str(base / "trace.jsonl")]
-    mixed += ["--speculation", "copy" if request.param == "copy" else "off"]
-    plainly = [model, *options, "--speculation", "off"]
+    options += ["--mixed-prefill", "--speculation", request.param]
+    package = str(prepare_tried_first(model, options, base / "package"))
+    mixed = [package, "--mixed-prefill", "--trace", str(base / "trace.jsonl")]
+    plainly = [package, "--speculation", "off"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLARE_CACHE", str(base / "cache"))
         with (
@@ -60,6 +62,9 @@ def servers(
             yield pair
             pair[0].client.close()
             pair[1].server.client.close()
+
+
+MOST_REPEATS = 20
 
 
 def body_of(number: int, **more: Any) -> dict[str, Any]:
@@ -75,9 +80,18 @@ def test_greedy_answers_are_those_of_separate_steps(servers) -> None:
     plain, mixing = servers
     bodies = [body_of(number) for number in range(80)]
     assert mixing.server.ask_all(bodies, 4) == plain.ask_all(bodies, 4)
-    plans = mixing.mixed_plans()
-    both = [p for p in plans if {lane["role"] for lane in p["lanes"]} == {"prompt", "generate"}]
-    assert both, "no prompt was consumed beside a stream"
+    # Which step wins beside a stream depends on durations, so the load is repeated until one did.
+    for _ in range(MOST_REPEATS):
+        if any_beside(mixing.mixed_plans()):
+            break
+        assert mixing.server.ask_together() == plain.ask_together()
+    assert any_beside(mixing.mixed_plans()), "no prompt was consumed beside a stream"
+
+
+def any_beside(plans: list[dict[str, Any]]) -> bool:
+    """Whether some plan consumed a prompt beside a generating lane."""
+    both = {"prompt", "generate"}
+    return any({lane["role"] for lane in plan["lanes"]} == both for plan in plans)
 
 
 @pytest.mark.parametrize(
