@@ -131,20 +131,13 @@ class PolicyOptions:
     population_weight: PopulationWeight = None
 
     def config(self) -> PolicyConfig:
-        """Return the preset with what was said. Raises InvalidPolicyError."""
-        return policy_of(**dataclasses.asdict(self))
-
-
-def policy_of(
-    preset: Preset,
-    *,
-    estimate_ttl_ms: float | None = None,
-    **overrides: float | None,
-) -> PolicyConfig:
-    """Return the preset with every given field replaced. Raises InvalidPolicyError."""
-    is_balanced = preset is Preset.BALANCED
-    base = PolicyConfig.balanced() if is_balanced else PolicyConfig.throughput()
-    changes = {name: value for name, value in overrides.items() if value is not None}
-    if estimate_ttl_ms is not None:
-        base = dataclasses.replace(base, estimate_ttl_ns=int(estimate_ttl_ms * 1_000_000))
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+        """Return the preset with every field that was said. Raises InvalidPolicyError."""
+        said = {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
+        is_balanced = said.pop("preset") is Preset.BALANCED
+        ttl_ms = said.pop("estimate_ttl_ms", None)
+        if ttl_ms is not None:
+            said["estimate_ttl_ns"] = int(ttl_ms * 1_000_000)
+        base = PolicyConfig.balanced() if is_balanced else PolicyConfig.throughput()
+        return dataclasses.replace(base, **said)

@@ -52,16 +52,14 @@ def servers(
     package = str(prepare_tried_first(model, options, base / "package"))
     mixed = [package, "--mixed-prefill", "--trace", str(base / "trace.jsonl")]
     plainly = [package, "--speculation", "off"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLARE_CACHE", str(base / "cache"))
-        with (
-            running(plainly, base / "plain.log") as (plain, _),
-            running(mixed, base / "mixed.log") as (url, _),
-        ):
-            pair = Server(plain), Mixing(url, base / "trace.jsonl")
-            yield pair
-            pair[0].client.close()
-            pair[1].server.client.close()
+    with (
+        running(plainly, base / "plain.log") as (plain, _),
+        running(mixed, base / "mixed.log") as (url, _),
+    ):
+        pair = Server(plain), Mixing(url, base / "trace.jsonl")
+        yield pair
+        pair[0].client.close()
+        pair[1].server.client.close()
 
 
 MOST_REPEATS = 20

@@ -6,7 +6,7 @@ import pytest
 
 from flare.errors import FlareError
 from flare.options import Preset, capacity_list, size_bytes
-from flare.policy_options import policy_of
+from flare.policy_options import PolicyOptions
 from helios.scheduler import InvalidPolicyError, PolicyConfig
 
 
@@ -42,14 +42,19 @@ def test_what_is_no_capacity_list_is_refused_by_option(text: str) -> None:
 
 
 def test_a_policy_is_a_preset_with_overrides() -> None:
-    assert policy_of(Preset.BALANCED) == PolicyConfig.balanced()
-    policy = policy_of(Preset.THROUGHPUT, decode_age_price=0.5, terminal_value=None)
+    assert PolicyOptions(preset=Preset.BALANCED).config() == PolicyConfig.balanced()
+    policy = PolicyOptions(
+        preset=Preset.THROUGHPUT, decode_age_price=0.5, terminal_value=None
+    ).config()
     assert policy == dataclasses.replace(PolicyConfig.throughput(), decode_age_price=0.5)
-    assert policy_of(Preset.BALANCED, estimate_ttl_ms=1.5).estimate_ttl_ns == 1_500_000
-    by_score = policy_of(Preset.BALANCED, alone_service_share=0.0)
+    assert (
+        PolicyOptions(preset=Preset.BALANCED, estimate_ttl_ms=1.5).config().estimate_ttl_ns
+        == 1_500_000
+    )
+    by_score = PolicyOptions(preset=Preset.BALANCED, alone_service_share=0.0).config()
     assert by_score == dataclasses.replace(PolicyConfig.balanced(), alone_service_share=0.0)
 
 
 def test_an_impossible_policy_is_refused_by_field() -> None:
     with pytest.raises(InvalidPolicyError, match="adaptation_ms"):
-        policy_of(Preset.BALANCED, adaptation_ms=0.0)
+        PolicyOptions(preset=Preset.BALANCED, adaptation_ms=0.0).config()

@@ -132,16 +132,21 @@ def random_case(seed: int) -> None:
     ]
     known = tuple(e.key for e in endpoints if rng.random() < 0.2)
     copy_ms, fraction = rng.randrange(0, 9) / 8, rng.randrange(0, 9) / 8
-    found = cuts_of(
-        endpoints,
-        prompt,
-        resumed=resumed,
-        known=known,
-        shapes=shapes,
-        copy_ms=copy_ms,
-        fraction=min(1.0, fraction),
-    )
-    assert found == plainly(endpoints, prompt, resumed, known, shapes, copy_ms, min(1.0, fraction))
+    plain_cuts(endpoints, prompt, resumed, known, shapes, copy_ms, min(1.0, fraction))
+
+
+def plain_cuts(endpoints, prompt, resumed, known, shapes, copy_ms, fraction) -> dict[int, Role]:
+    """Return what is kept, which is what the plain rule says."""
+    case = {
+        "resumed": resumed,
+        "known": known,
+        "shapes": shapes,
+        "copy_ms": copy_ms,
+        "fraction": fraction,
+    }
+    found = cuts_of(endpoints, prompt, **case)
+    assert found == plainly(endpoints, prompt, **case), (endpoints, prompt, case)
+    return found
 
 
 def plainly(endpoints, prompt, resumed, known, shapes, copy_ms, fraction) -> dict[int, Role]:
@@ -189,17 +194,7 @@ def test_choice_equals_the_plain_rule_on_every_small_prompt() -> None:
         for endpoints, known in small_endpoints(prompt):
             for resumed in range(prompt):
                 for shapes, copy_ms, fraction in costs:
-                    found = cuts_of(
-                        endpoints,
-                        prompt,
-                        resumed=resumed,
-                        known=known,
-                        shapes=shapes,
-                        copy_ms=copy_ms,
-                        fraction=fraction,
-                    )
-                    expected = plainly(endpoints, prompt, resumed, known, shapes, copy_ms, fraction)
-                    assert found == expected, (endpoints, resumed, known, shapes, copy_ms, fraction)
+                    found = plain_cuts(endpoints, prompt, resumed, known, shapes, copy_ms, fraction)
                     kept[len(found)] += 1
     assert min(kept.values()) > 0, kept
 

@@ -27,11 +27,10 @@ from scheduling_sim.study.cells import (
     tokens_per_s,
 )
 from scheduling_sim.study.field_loads import DRAFT
-from scheduling_sim.study.tenants import RATE, service_rate
+from scheduling_sim.study.tenants import LOAD, RATE, SIZES, service_rate
 from scheduling_sim.workload.named import workload
 
 _MACHINES: Final = (("mixed", 4), ("mixed", 16), ("ordinary", 16), ("speculative-mixed", 16))
-_SIZES: Final = (1, 5, 30)
 _NO_AGE: Final = {"decode_age_price": 0.0}
 _CHANGES: Final[tuple[tuple[str, dict[str, float]], ...]] = (
     ("preset", {}),
@@ -47,7 +46,7 @@ def _run(mode: str, slots: int, change: str, options: dict[str, float], data: Pa
     del data
     setup = Setup(
         platform=platform(PLATFORM, mode=mode, slots=slots, page_growth=True),
-        workload=workload("tenants", sizes=",".join(map(str, _SIZES)), requests_per_tenant=40),
+        workload=workload("tenants", **LOAD),
         policy="helios",
         options={**as_served("helios"), **options},
         acceptance=acceptance(DRAFT, seed=1) if mode.startswith("speculative") else None,
@@ -89,6 +88,6 @@ GROUP = Group(
         "TTFT P99 ms",
         "gap P99 ms",
         "worst gap ms",
-        *map(_gap_of, _SIZES),
+        *map(_gap_of, SIZES),
     ),
 )

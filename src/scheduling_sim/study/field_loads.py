@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from scheduling_sim.metrics import Objectives
 from scheduling_sim.study.contexts import INTERVALS
 from scheduling_sim.study.goodput import AZURE, AZURE_OBJECTIVES, MOONCAKE
+from scheduling_sim.study.tenants import LOAD as TENANTS
 from scheduling_sim.workload.named import workload
 from scheduling_sim.workload.records import Workload
 
@@ -89,7 +90,7 @@ _PLAIN: Final = (
     ),
     Load(
         "tenants",
-        _named("tenants", sizes="1,5,30", requests_per_tenant=40),
+        _named("tenants", **TENANTS),
         slots=16,
         is_shared=True,
     ),

@@ -33,6 +33,13 @@ from scheduling_sim.workload.named import workload
 from scheduling_sim.workload.records import Workload
 
 GIVEN_UP_BAR: Final = 0.05
+SIZES: Final = (1, 5, 30)
+"""Requests that each tenant keeps outstanding."""
+LOAD: Final[dict[str, str | float]] = {
+    "sizes": ",".join(map(str, SIZES)),
+    "requests_per_tenant": 40,
+}
+"""Options of the workload `tenants`."""
 RATE: Final = "service/s, all there"
 _BLIND: Final = ("fcfs", "chunked")
 """Policies that do not look at tenants."""
@@ -66,7 +73,7 @@ def service_rate(log: RunLog, terms: ServiceTerms) -> float:
 def _run(policy: str, mode: str, slots: int, data: Path) -> Row:
     del data
     chosen = platform(PLATFORM, mode=mode, slots=slots, page_growth=True)
-    asked = workload("tenants", sizes="1,5,30", requests_per_tenant=40)
+    asked = workload("tenants", **LOAD)
     options = as_served(policy)
     log = simulate(Setup(platform=chosen, workload=asked, policy=policy, options=options))
     terms = ServiceTerms()
