@@ -2,16 +2,13 @@
 #ifndef IGN_PRODUCT_VNNI_H
 #define IGN_PRODUCT_VNNI_H
 
-#include "product.h"
-#include "tile_int_avx2.h"
+#include "product_narrow.h"
 #include "tile_int_vnni.h"
 
 static void prepare(panel_pair *pair, int rows, uint8_t *memory) {
     (void)rows, (void)memory;
     pair->is_expanded = 0;
 }
-
-enum { ALONE_ROWS = 4 };
 
 /* Calls a tile with its row count as a constant, so that each count gets an unrolled copy. */
 #define TILE_OF(rows, tile, ...)                   \
@@ -39,21 +36,17 @@ static void multiply_both(const uint8_t *const *panels, int kind, int blocks, co
     }
 }
 
-/* The last panel of an odd number, or one of twins of two kinds: seldom, so two tiles must do. */
-static void multiply_alone(const uint8_t *const *panels, int kind, int blocks, const rows_in *x,
-                           int rows, float *out, int stride) {
+/* The last panel of an odd number, or one of twins of two kinds. */
+static void multiply_alone(const uint8_t *panel, int kind, int blocks, const rows_in *x, int rows,
+                           float *out, int stride) {
+    if (kind == KIND_Q8) {
+        multiply_q8(panel, blocks, x, rows, out, stride);
+        return;
+    }
     for (int r = 0, tile; r < rows; r += tile) {
         rows_in at = rows_from(x, r);
-        float *to = out + (size_t)r * stride;
-        tile = rows - r < ALONE_ROWS ? 1 : ALONE_ROWS;
-        if (kind == KIND_Q4 && tile == 1)
-            tile_q4_direct(panels[0], blocks, &at, to, stride, 1);
-        else if (kind == KIND_Q4)
-            tile_q4_direct(panels[0], blocks, &at, to, stride, ALONE_ROWS);
-        else if (tile == 1)
-            tile_q8(panels[0], blocks, &at, to, stride, 1);
-        else
-            tile_q8(panels[0], blocks, &at, to, stride, ALONE_ROWS);
+        tile = rows - r < DIRECT_ROWS ? rows - r : DIRECT_ROWS;
+        multiply_q4_direct(panel, blocks, &at, tile, out + (size_t)r * stride, stride);
     }
 }
 
@@ -65,8 +58,7 @@ static void multiply_integers(const panel_pair *pair, const rows_in *x, int rows
     /* A single row waits for memory only, which the narrow tiles read as one stream. */
     if (rows == 1 || !is_uniform) {
         for (int p = 0; p < pair->count; p++)
-            multiply_alone(pair->panels + p, pair->kinds[p], blocks, x, rows, out + p * LANES,
-                           stride);
+            multiply_alone(pair->panels[p], pair->kinds[p], blocks, x, rows, out + p * LANES, stride);
         return;
     }
     for (int r = 0, tile; r < rows; r += tile) {
