@@ -53,7 +53,7 @@ def test_a_bad_trace_is_told_line_by_line_on_terminal_page_and_json(
     asked = ["--platform", "synthetic", "--workload", f"azure-conv:{trace}"]
     assert run_command(["sim", "run", *asked, "--no-plots", "--out", str(out)]) == 0
     terminal = " ".join(capsys.readouterr().out.split())
-    assert "7 lines of the trace were skipped, the first: line 3: an empty line" in terminal
+    assert "azure-conv: 7 lines of the trace were skipped, the first: line 3: an empty" in terminal
 
     run = json.loads((out / "report.json").read_text())["runs"][0]
     told = {line["line"]: line["why"] for line in run["workload"]["skipped_lines"]}
@@ -65,6 +65,50 @@ def test_a_bad_trace_is_told_line_by_line_on_terminal_page_and_json(
     assert "7 lines of the trace were skipped (" in page
     shown = dict(list(SKIPPED.items())[:5])
     assert all(f"line {number}: {why.partition(';')[0]}" in page for number, why in shown.items())
+
+
+@pytest.mark.parametrize("name", ["poisson", "bursty"])
+def test_bad_lines_of_a_trace_that_gives_lengths_alone_are_told_too(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "bad.csv", tmp_path / "out"
+    trace.write_text("\n".join((HEADER, *LINES)) + "\n")
+    load = f"{name} rate_per_s=20 duration_s=2 lengths_from={trace}"
+    asked = ["--platform", "synthetic", "--workload", load]
+    assert run_command(["sim", "run", *asked, "--no-plots", "--out", str(out)]) == 0
+    terminal = " ".join(capsys.readouterr().out.split())
+    assert f"{name}: 7 lines of the trace were skipped, the first: line 3: an empty" in terminal
+    run = json.loads((out / "report.json").read_text())["runs"][0]
+    assert [line["line"] for line in run["workload"]["skipped_lines"]] == list(SKIPPED)
+    assert f"{name}: 7 lines of the trace were skipped (" in (out / "report.html").read_text()
+
+
+def test_every_run_of_a_sweep_tells_what_its_own_trace_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A jump is a bad line by one limit and a good one by the other."""
+    trace, out = tmp_path / "jump.csv", tmp_path / "out"
+    trace.write_text(f"{HEADER}\n{DAY} 18:15:46.0,90,4\n{DAY} 18:17:46.0,90,4\n")
+    asked = ["--platform", "synthetic", "--workload", f"azure-conv:{trace}"]
+    sweep = ["sim", "sweep", "--vary", "workload.max_gap_s=200,60", "--jobs", "1"]
+    assert run_command([*sweep, *asked, "--no-plots", "--out", str(out)]) == 0
+    told = "azure-conv: 1 lines of the trace were skipped"
+    assert " ".join(capsys.readouterr().out.split()).count(f"{told}, the first: line 3: 120 s") == 1
+    assert (out / "report.html").read_text().count(f"{told} (line 3: 120 s") == 1
+
+
+def test_a_scenario_tells_bad_lines_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, file = tmp_path / "bad.csv", tmp_path / "scenario.txt"
+    trace.write_text("\n".join((HEADER, *LINES)) + "\n")
+    file.write_text(
+        f"# Bad lines.\nplatform synthetic\nworkload azure-conv:{trace}\n"
+        "run helios\nrun fcfs\nassert helios.requests == fcfs.requests\n"
+    )
+    assert run_command(["sim", "scenario", str(file)]) == 0
+    told = "azure-conv: 7 lines of the trace were skipped, the first: line 3: an empty line"
+    assert " ".join(capsys.readouterr().out.split()).count(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,17 @@ from rich.markup import escape
 
 from flare.console import results
 from flare.errors import FlareError
-from scheduling_sim.scenario import Scenario, ScenarioError, read_scenario, run_scenario
+from flare.sim.show import skipped_note
+from scheduling_sim.run_log import RunLog
+from scheduling_sim.scenario import (
+    Scenario,
+    ScenarioError,
+    Verdict,
+    read_scenario,
+    run_scenario,
+    simulated,
+)
+from scheduling_sim.specs import RunSpec
 
 
 def run_files(files: Sequence[Path]) -> bool:
@@ -25,9 +35,11 @@ def run_files(files: Sequence[Path]) -> bool:
             f"[bold]{escape(scenario.file)}[/bold]  {escape(scenario.prose)}", highlight=False
         )
         try:
-            verdicts = run_scenario(scenario)
+            verdicts, notes = _judged(scenario)
         except ScenarioError as error:
             raise FlareError(str(error)) from error
+        for note in notes:
+            out.print(escape(note), highlight=False, soft_wrap=True)
         for verdict in verdicts:
             mark = "[green]holds[/green]" if verdict.holds else "[red]FAILS[/red]"
             out.print(
@@ -40,6 +52,20 @@ def run_files(files: Sequence[Path]) -> bool:
             failed += not verdict.holds
     out.print(f"{total - failed} of {total} assertions hold", highlight=False)
     return failed == 0
+
+
+def _judged(scenario: Scenario) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
+    """Run a scenario; return its verdicts, and a note on each trace that lost lines."""
+    notes: dict[str, None] = {}
+
+    def execute(spec: RunSpec) -> RunLog:
+        log = simulated(spec)
+        asked = log.workload
+        if asked.skipped:
+            notes[skipped_note(asked.name, asked.skipped)] = None
+        return log
+
+    return run_scenario(scenario, execute), tuple(notes)
 
 
 def _read(file: Path) -> Scenario:

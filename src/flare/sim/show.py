@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from rich.table import Table as RichTable
 
 from flare.console import notices, results
 from scheduling_sim.report import Report, Table, headline_table, outputs, tables
+from scheduling_sim.workload.records import SkippedLine
 
 _PIPED_WIDTH: Final = 160
 
@@ -34,18 +36,21 @@ def show(report: Report, *, is_long: bool) -> None:
                 f"{counts.unfinished} unfinished of {counts.requests} requests",
                 highlight=False,
             )
-    skipped = report.runs[0].log.workload.skipped if report.runs else ()
-    if skipped:
-        out.print(
-            f"{len(skipped)} lines of the trace were skipped, the first: line "
-            f"{skipped[0].line}: {escape(skipped[0].why)}",
-            highlight=False,
-        )
+    for name, skipped in report.skipped:
+        out.print(escape(skipped_note(name, skipped)), highlight=False)
     if report.is_partial:
         out.print("[yellow]partial results[/yellow]: interrupted before the end")
     for failure in report.failures:
         notices().print(f"[red]failed:[/red] {escape(failure)}", soft_wrap=True)
     out.print(f"[dim]{escape(report.provenance.line)}[/dim]", soft_wrap=True, highlight=False)
+
+
+def skipped_note(name: str, skipped: Sequence[SkippedLine]) -> str:
+    """Return how many lines of a workload's trace were skipped, and the first of them."""
+    return (
+        f"{name}: {len(skipped)} lines of the trace were skipped, the first: line "
+        f"{skipped[0].line}: {skipped[0].why}"
+    )
 
 
 def rich_table(table: Table, width: int) -> RichTable:

@@ -80,15 +80,12 @@ def _parameters(report: Report) -> Iterator[str]:
     }
     yield "<h2>Parameters</h2>"
     yield from html_definitions("parameter", "value", given)
-    for run in report.runs:
-        skipped = run.log.workload.skipped
-        if skipped:
-            first = "; ".join(f"line {one.line}: {one.why}" for one in skipped[:5])
-            yield (
-                f'<p class="warn">{escape(run.log.workload.name)}: {len(skipped)} lines of the '
-                f"trace were skipped ({escape(first)}{' ...' if len(skipped) > 5 else ''}).</p>"
-            )
-            break
+    for name, skipped in report.skipped:
+        first = "; ".join(f"line {one.line}: {one.why}" for one in skipped[:5])
+        yield (
+            f'<p class="warn">{escape(name)}: {len(skipped)} lines of the '
+            f"trace were skipped ({escape(first)}{' ...' if len(skipped) > 5 else ''}).</p>"
+        )
 
 
 def _definitions() -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from scheduling_sim.metrics import MetricOptions, RunMetrics
 from scheduling_sim.run_log import RunLog
+from scheduling_sim.workload.records import SkippedLine
 
 
 class Provenance(NamedTuple):
@@ -55,6 +56,12 @@ class Report:
     """Runs that were asked for; more than there are when the rest was interrupted or failed."""
     failures: tuple[str, ...] = ()
     """One line for each run that ended in an error."""
+
+    @property
+    def skipped(self) -> tuple[tuple[str, tuple[SkippedLine, ...]], ...]:
+        """Workload and lines of each trace that lost any, once for all runs that lost the same."""
+        lost = ((run.log.workload.name, run.log.workload.skipped) for run in self.runs)
+        return tuple(dict.fromkeys(one for one in lost if one[1]))
 
     @property
     def is_partial(self) -> bool:

@@ -22,6 +22,8 @@ class Shape:
     output: LengthRule
     pairs: tuple[tuple[int, int], ...] = ()
     """Observed (prompt, answer) pairs to draw from instead, so that both stay correlated."""
+    skipped: tuple[SkippedLine, ...] = ()
+    """Lines of the trace of `pairs` that are no pair; whoever builds a workload hands them on."""
     context_tokens: int = 32_768
     limit: OutputLimit = EXACT
 

@@ -5,6 +5,7 @@ Lengths are texts as `lengths.length_rule` reads them, so that a command line ca
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -31,17 +32,17 @@ def _shape(
     prompt: str, output: str, *, limit: str, context_tokens: int, lengths_from: str = ""
 ) -> Shape:
     """Return the shape of these texts; `lengths_from` is an Azure CSV whose pairs replace both."""
-    pairs: tuple[tuple[int, int], ...] = ()
-    if lengths_from:
-        trace = read_azure(Path(lengths_from))
-        pairs = tuple((r.prompt_tokens, r.output.tokens) for r in trace.requests)
-    return Shape(
+    shape = Shape(
         prompt=length_rule(prompt),
         output=length_rule(output),
-        pairs=pairs,
         context_tokens=context_tokens,
         limit=output_limit(limit),
     )
+    if not lengths_from:
+        return shape
+    trace = read_azure(Path(lengths_from))
+    pairs = tuple((r.prompt_tokens, r.output.tokens) for r in trace.requests)
+    return dataclasses.replace(shape, pairs=pairs, skipped=trace.skipped)
 
 
 def poisson(
@@ -144,7 +145,7 @@ def _independent(
     if cancelled > 0.0:
         requests = with_cancellations(requests, share=cancelled, after_s=cancel_after_s, seed=seed)
         what += f", {cancelled:.0%} leave after {cancel_after_s:g} s on average"
-    return assembled(name, requests, source=f"generated: {what}", seed=seed)
+    return assembled(name, requests, source=f"generated: {what}", seed=seed, skipped=shape.skipped)
 
 
 def closed(
