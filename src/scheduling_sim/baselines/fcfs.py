@@ -2,7 +2,9 @@
 
 After Orca (Yu et al., OSDI 2022): iteration-level scheduling, and selective batching, so that
 whole prompts and single output tokens share an iteration. A request is admitted first come, first
-served, when a place in the batch and all the memory that it may ever need are free.
+served, when a place in the batch and all the memory that it may ever need are free. So `fcfs-free`
+does; on a prepared catalog the platform's `page_growth` decides, which the study's rows set: there
+pages grow, and the last one that was admitted is preempted where none are left.
 
 Simplified: a step has no more tokens than the largest prepared graph or the engine's limit, so that
 a longer prompt takes several. On a prepared catalog one prompt runs at a time, beside the decoders

@@ -22,7 +22,9 @@ from scheduling_sim.registry import PolicyEntry
 SARATHI_BUDGET_TOKENS = 512
 """A budget of the paper's evaluation for its stricter objective."""
 VLLM_BUDGET_TOKENS = 2048
-"""max_num_batched_tokens of vLLM's offline and small-GPU default (8192 in its server)."""
+"""max_num_batched_tokens that the recorded runs of vLLM set (their meta.json), and the default of
+its server where the device has less than 70 GiB of memory. From there on (an H200, an RTX PRO 6000
+with 96 GB) the server's default is 8,192; `budget_tokens` and `max_batched_tokens` state others."""
 PROFILED_PROMPT_TOKENS = 256
 
 

@@ -41,6 +41,7 @@ LOAD: Final[dict[str, str | float]] = {
 }
 """Options of the workload `tenants`."""
 RATE: Final = "service/s, all there"
+STREAMS: Final = "streams per decode step"
 _BLIND: Final = ("fcfs", "chunked")
 """Policies that do not look at tenants."""
 _TELLING: Final = ("helios", "helios-throughput", "vtc")
@@ -55,13 +56,31 @@ def batch_tokens(asked: Workload, slots: int) -> int:
     return sum(sizes[-slots:])
 
 
-def service_rate(log: RunLog, terms: ServiceTerms) -> float:
-    """Return service per second until the first tenant has nothing left to be served."""
+def _all_there_until_ns(log: RunLog) -> int:
+    """Return when the first tenant has nothing left to be served."""
     ends: dict[str, int] = {}
     for one in log.requests:
         end = log.ended_ns if one.finished_ns is None else one.finished_ns
         ends[one.request.tenant] = max(end, ends.get(one.request.tenant, 0))
-    until_ns = min(ends.values())
+    return min(ends.values())
+
+
+def streams_per_step(log: RunLog) -> float | None:
+    """Return the mean streams of decode steps begun while every tenant has something left."""
+    until_ns, steps = _all_there_until_ns(log), log.steps
+    lanes = [
+        count
+        for begun_ns, graph, count in zip(
+            steps.started_ns, steps.graph_index, steps.lanes, strict=True
+        )
+        if begun_ns < until_ns and log.graph_names[graph].startswith("decode")
+    ]
+    return sum(lanes) / len(lanes) if lanes else None
+
+
+def service_rate(log: RunLog, terms: ServiceTerms) -> float:
+    """Return service per second until the first tenant has nothing left to be served."""
+    until_ns = _all_there_until_ns(log)
     served = sum(
         float(one.totals[one.times_ns <= until_ns][-1])
         for one in tenant_services(log, terms)
@@ -87,6 +106,7 @@ def _run(policy: str, mode: str, slots: int, data: Path) -> Row:
         "VTC's bound": figures["service_gap_bound"],
         "Jain index": figures["jain"],
         RATE: service_rate(log, terms),
+        STREAMS: streams_per_step(log),
         "tok/s": tokens_per_s(log),
         "TTFT P99 ms": figures["ttft_ms.p99"],
     }
@@ -147,6 +167,7 @@ GROUP = Group(
         "VTC's bound",
         "Jain index",
         RATE,
+        STREAMS,
         "tok/s",
         "TTFT P99 ms",
     ),

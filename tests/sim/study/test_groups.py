@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,31 @@ def test_both_shares_have_to_reach_their_bar() -> None:
     assert "Nearest of all rows is `other`" in ordinary.why
     changed = long_prompt.Chosen("helios", {"prefill_balance": 4.0})
     assert changed.title == "helios, prefill_balance 4"
+
+
+def test_both_readings_of_the_prompts_share_are_told() -> None:
+    """Alone it takes 6 s under one policy and 9 under the other: small chunks raise its share."""
+
+    def row(policy: str, alone_s: float, with_s: float, streams: float) -> Row:
+        return {
+            "catalog": "mixed",
+            "policy": policy,
+            "prompt alone s": alone_s,
+            "prompt s": with_s,
+            "prefill rate kept %": 100 * alone_s / with_s,
+            "decode rate kept %": streams,
+        }
+
+    rows = {"mixed fast": row("fast", 6.0, 8.0, 24.0), "mixed small": row("small", 9.0, 10.0, 30.0)}
+    assert long_prompt.summary(rows) == (
+        "- Both bars on the mixed catalog, alone under the same policy: `small` (90.0 and 30.0 %). "
+        "Against the fastest time alone of all rows (6.00 s, `fast`): no row; nearest is `fast` "
+        "(75.0 and 24.0 %)."
+    )
+    rows["mixed both"] = row("both", 7.0, 8.0, 25.0)
+    assert "`fast`): `both` (75.0 and 25.0 %); nearest is `both`" in long_prompt.summary(rows)
+    small = long_prompt.Chosen("helios", {"prefill_balance": 4.0}, {}, "prefills to 512")
+    assert small.title == "helios, prefills to 512, prefill_balance 4"
 
 
 # Concave optimum ----------------------------------------------------------------------------------
@@ -308,6 +335,15 @@ def test_windows_below_the_floor_are_counted(shares: tuple[float, ...], said: st
     assert goodput.verdicts(rows)[0].why.endswith(f"; {said}.")
 
 
+def test_rows_name_policies_with_options_of_their_own() -> None:
+    asked = goodput.AZURE_OBJECTIVES
+    assert goodput.policy_of("chunked-256", asked) == ("chunked", {"budget_tokens": 256})
+    assert goodput.policy_of("chunked", asked) == ("chunked", {})
+    told = {"seeded": True, "gap_objective_ms": 100.0}
+    assert goodput.policy_of("helios-gap", asked) == ("helios", told)
+    assert goodput.policy_of("helios", asked) == ("helios", {"seeded": True})
+
+
 def test_where_nothing_is_left_to_win_the_verdict_says_so() -> None:
     rows = {
         "95% helios": goodput_row("helios", 99, 99, 99),
@@ -365,6 +401,19 @@ def test_service_is_counted_until_the_first_tenant_has_nothing_left() -> None:
     )
     # Until 400 ms: ten prompt tokens of each, and two output tokens at two each.
     assert tenants.service_rate(log, ServiceTerms()) == pytest.approx(24 / 0.4)
+
+
+def test_streams_are_counted_in_decode_steps_while_everybody_is_there() -> None:
+    log = run_log(
+        request("a", tenant="x", deliveries=(200, 400), finished=400),
+        request("b", tenant="y", deliveries=(500, 600), finished=600),
+        taken=steps((0, 10, 0), (100, 10, 1), (200, 10, 1), (400, 10, 1)),
+        graphs=("prefill-c64", "decode-b8"),
+    )
+    log.steps.lanes[:] = array("q", (1, 4, 7, 8))
+    assert tenants.streams_per_step(log) == 5.5
+    only_prompts = run_log(request("a", tenant="x", finished=9), taken=steps((0, 10, 2)))
+    assert tenants.streams_per_step(only_prompts) is None
 
 
 def test_a_batch_holds_the_largest_requests() -> None:
