@@ -23,7 +23,7 @@ from tests.support.device import execute
 from tests.support.snapshot import freeze
 from tests.support.world import World
 
-FIELD_BY_FIELD = mock.patch.object(completion, "_columns_of", return_value=None)
+FIELD_BY_FIELD = mock.patch.object(completion, "columns_of", return_value=None)
 LANE_BY_LANE = mock.patch.object(completion, "_streaming", return_value=None)
 
 

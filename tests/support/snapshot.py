@@ -48,6 +48,9 @@ def _inside(value: Any, seen: dict[int, int]) -> Hashable:
     if isinstance(value, (set, frozenset)):
         return tuple(sorted(repr(item) for item in value))
     if isinstance(value, (list, tuple, collections.deque)):
+        if list(map(type, value)).count(int) == len(value):
+            # Lists of thousands of pages are most of a state.
+            return ("integers", *value)
         return tuple(_freeze(item, seen) for item in value)
     if isinstance(value, types.MethodType):
         return (value.__func__.__qualname__, _freeze(value.__self__, seen))

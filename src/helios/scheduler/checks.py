@@ -20,6 +20,9 @@ def shown(value: object) -> str:
     except ValueError:
         # Python prints no integer of thousands of digits, not even inside of something else.
         return f"a {type(value).__name__} too long to print"
+    except TypeError:
+        # A named tuple that was made without all of its fields.
+        return f"a {type(value).__name__} that cannot be printed"
 
 
 def check_integer(

@@ -6,7 +6,6 @@ it produced is plausible, and dropped.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from itertools import repeat
 from operator import add, le, lt
@@ -14,6 +13,14 @@ from typing import NamedTuple
 
 from helios.scheduler.catalog import GraphKind, RowAllocation
 from helios.scheduler.checks import LARGEST_INTEGER, check_type, shown
+from helios.scheduler.columns import (
+    Columns,
+    are_all,
+    columns_of,
+    fault_of_types,
+    is_a,
+    is_handle,
+)
 from helios.scheduler.errors import CompletionError
 from helios.scheduler.lifecycle import Event
 from helios.scheduler.plan import ScheduledStep
@@ -22,7 +29,6 @@ from helios.scheduler.records import (
     ExecutionTiming,
     GeneratedToken,
     Phase,
-    RequestHandle,
 )
 from helios.scheduler.requests import Request
 from helios.scheduler.rounds_completion import offered_rows
@@ -39,24 +45,16 @@ def check_timing(timing: ExecutionTiming) -> None:
     check_type(CompletionError, "timing", timing, ExecutionTiming, "an ExecutionTiming")
     check_type(CompletionError, "timing.device_ns", timing.device_ns, tuple, "a tuple of integers")
     values = (timing.wall_ns, timing.readiness_ns, timing.feedback_ns, *timing.device_ns)
-    if _are_all(int, values) and min(values) >= 0 and max(values) <= LARGEST_INTEGER:
+    if are_all(int, values) and min(values) >= 0 and max(values) <= LARGEST_INTEGER:
         return
     ranks = [f"device_ns[{rank}]" for rank in range(len(timing.device_ns))]
     names = ("wall_ns", "readiness_ns", "feedback_ns", *ranks)
     for name, value in zip(names, values, strict=True):
-        is_integer = _is_a(int, value)
+        is_integer = is_a(int, value)
         if not is_integer or not 0 <= value <= LARGEST_INTEGER:
             # The number may be too long to print.
             what = "one above 2**62" if is_integer and value > 0 else shown(value)
             raise CompletionError(f"timing.{name} must be a nonnegative integer, not {what}")
-
-
-def _is_a(kind: type, value: object) -> bool:
-    return type(value) is kind
-
-
-def _are_all(kind: type, values: Sequence[object]) -> bool:
-    return list(map(type, values)).count(kind) == len(values)
 
 
 class Streaming(NamedTuple):
@@ -74,18 +72,6 @@ class Streaming(NamedTuple):
     """Target rows of each lane."""
 
 
-class _Columns(NamedTuple):
-    """The fields of all records, each of its own type; the handles are not looked at yet."""
-
-    handles: Sequence[RequestHandle]
-    prompts: Sequence[int]
-    bursts: Sequence[tuple[int, ...]]
-    ends: Sequence[bool]
-    told: Sequence[int]
-    tokens: list[int]
-    """Those of all bursts, one lane after the other."""
-
-
 def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> Streaming | None:
     """Raise CompletionError when the records contradict the committed plan.
 
@@ -97,79 +83,37 @@ def check_records(frame: Frame, records: Sequence[CompletionRecord]) -> Streamin
         raise CompletionError(
             f"fence {frame.fence}: {len(steps)} lanes were committed, {len(records)} completed"
         )
-    columns = _columns_of(records)
+    columns = columns_of(records, frame.handles)
     streaming = None if columns is None else _streaming(frame, columns)
     if streaming is not None:
         return streaming
     is_exact = frame.plan.graph.allocation is not RowAllocation.DEVICE
     for step, request, record in zip(steps, frame.requests, records, strict=True):
-        try:
-            if columns is not None:
-                ceiling, offered = step.output_ceiling, record.offered
-                if not (
-                    record.handle != step.handle
-                    or record.prompt_tokens != step.prompt_tokens
-                    or record.terminated
-                    or request.phase > Phase.DECODE
-                    or (offered and is_exact and offered != ceiling)
-                    or not 0 < len(record.tokens) <= (offered or ceiling) <= ceiling
-                ):
-                    continue
-            fault = _fault_of(step, request, record, is_exact=is_exact)
-        except Exception:  # noqa: BLE001
-            # Whatever stands in place of a handle may raise anything when it is compared.
-            fault = f"the record names {shown(record.handle)}"
+        if columns is not None:
+            ceiling, offered = step.output_ceiling, record.offered
+            if not (
+                record.handle != step.handle
+                or record.prompt_tokens != step.prompt_tokens
+                or record.terminated
+                or request.phase > Phase.DECODE
+                or (offered and is_exact and offered != ceiling)
+                or not 0 < len(record.tokens) <= (offered or ceiling) <= ceiling
+            ):
+                continue
+        fault = _fault_of(step, request, record, is_exact=is_exact)
         if fault is not None:
             raise CompletionError(f"fence {frame.fence}, {step.handle}: {fault}")
     return None
 
 
-def _columns_of(records: Sequence[CompletionRecord]) -> _Columns | None:
-    """Return the fields of records that are all what they have to be; None where a lane's is not.
-
-    A column is checked in a fraction of the time that its values take one by one.
-    """
-    if not records or not _are_all(CompletionRecord, records):
-        return None
-    handles, prompts, bursts, ends, told = zip(*records, strict=False)
-    if not (_are_all(tuple, bursts) and _are_all(bool, ends) and _are_all(int, prompts + told)):
-        return None
-    tokens = _in_a_row(bursts)
-    if not _are_all(int, tokens) or not _are_unsigned(tokens):
-        return None
-    return _Columns(handles, prompts, bursts, ends, told, tokens)
-
-
-def _in_a_row(bursts: Sequence[tuple[int, ...]]) -> list[int]:
-    try:
-        # Nearly always one of each lane, which takes half the time.
-        return [token for (token,) in bursts]
-    except ValueError:
-        return [token for burst in bursts for token in burst]
-
-
-def _are_unsigned(tokens: Sequence[int]) -> bool:
-    """Tell whether an unsigned integer of 64 bits holds each of them."""
-    try:
-        # An array takes them in faster than they are compared with zero.
-        array("Q", tokens)
-    except OverflowError:
-        return False
-    return True
-
-
-def _streaming(frame: Frame, columns: _Columns) -> Streaming | None:
+def _streaming(frame: Frame, columns: Columns) -> Streaming | None:
     """Return the columns of records without a fault or an end; None if a lane has to be asked."""
     requests, graph = frame.requests, frame.plan.graph
     if graph.kind not in _STREAM_KINDS:
         return None
     handles, prompts, bursts, ends, told, tokens = columns
     produced = list(map(len, bursts))
-    try:
-        if list(handles) != frame.handles or any(prompts) or any(ends) or 0 in produced:
-            return None
-    except Exception:  # noqa: BLE001
-        # What stands in place of a handle cannot be compared; the lane by lane checks say where.
+    if list(handles) != frame.handles or any(prompts) or any(ends) or 0 in produced:
         return None
     if [request.phase for request in requests].count(Phase.DECODE) < len(requests):
         return None
@@ -198,11 +142,11 @@ def _fault_of(
     step: ScheduledStep, request: Request, record: CompletionRecord, *, is_exact: bool
 ) -> str | None:
     """Say how a lane's record contradicts its step; None when it does not."""
-    fault = _fault_of_types(record)
+    fault = fault_of_types(record)
     if fault is not None:
         return fault
     produced = len(record.tokens)
-    if record.handle != step.handle:
+    if not is_handle(record.handle) or record.handle != step.handle:
         return f"the record names {shown(record.handle)}"
     fault = _fault_of_counts(step, record, is_exact=is_exact)
     if fault is not None:
@@ -217,31 +161,14 @@ def _fault_of(
     return None
 
 
-def _fault_of_types(record: CompletionRecord) -> str | None:
-    """Say which field of a record is none; None where each has its own type.
-
-    A float or a bool in place of an integer would be counted on and handed out from here on.
-    """
-    if not _is_a(CompletionRecord, record):
-        return f"{shown(record)} is not what a lane did"
-    if not _is_a(bool, record.terminated):
-        return f"terminated must be a bool, not {shown(record.terminated)}"
-    if not _is_a(tuple, record.tokens):
-        return f"tokens must be a tuple of integers, not {shown(record.tokens)}"
-    for index, token in enumerate(record.tokens):
-        if not _is_a(int, token) or not _are_unsigned((token,)):
-            return f"tokens[{index}] must be an integer from 0 to 2**64 - 1, not {shown(token)}"
-    return None
-
-
 def _fault_of_counts(
     step: ScheduledStep, record: CompletionRecord, *, is_exact: bool
 ) -> str | None:
     """Say which number of a record is not what its step allows; None for neither."""
     ceiling, consumed = step.output_ceiling, record.prompt_tokens
-    if not _is_a(int, consumed) or consumed != step.prompt_tokens:
+    if not is_a(int, consumed) or consumed != step.prompt_tokens:
         return f"{step.prompt_tokens} prompt tokens were scheduled, {shown(consumed)} consumed"
-    if not _is_a(int, record.offered) or not 0 <= record.offered <= ceiling:
+    if not is_a(int, record.offered) or not 0 <= record.offered <= ceiling:
         return f"{shown(record.offered)} target rows were offered, at most {ceiling} fit"
     offered, produced = offered_rows(record, ceiling), len(record.tokens)
     if is_exact and offered != ceiling:
