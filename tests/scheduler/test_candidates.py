@@ -85,3 +85,16 @@ def test_waiting_is_charged_for_everyone_not_only_the_served(kind: GraphKind) ->
     for candidate in found:
         value = sum(-lane.negative_value + 2.0 * candidate.age_slope for lane in candidate.cohort)
         assert -candidate.negative_rate == pytest.approx(value / 2.0 - waiting.price)
+
+
+@pytest.mark.parametrize("kind", [GraphKind.DECODE, GraphKind.TERMINAL])
+def test_padding_is_the_rows_without_work(kind: GraphKind) -> None:
+    """Three in a batch of four leave one row and full batches none, which ranks ties (5.5)."""
+    view = view_of(decoders=3, terminals=3)
+    units = units_of(view)
+    found = [
+        (candidate.served, candidate.padding)
+        for candidate in single_candidates(view, units, waiting_of(view, units))
+        if CATALOG.graphs[candidate.graph_index].kind is kind
+    ]
+    assert found == [(1, 0), (2, 0), (3, 1)]

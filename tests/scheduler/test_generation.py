@@ -28,7 +28,7 @@ from helios.scheduler.acceptance import (
     WEIGHT,
     AcceptanceTable,
 )
-from helios.scheduler.blocks import Candidate
+from helios.scheduler.blocks import Candidate, rank_key
 from helios.scheduler.candidates import undominated
 from helios.scheduler.forecast import OWN, ForecastTable
 from helios.scheduler.policy import Decision
@@ -321,6 +321,41 @@ def test_programs_whose_forecasts_differ_are_priced_by_their_own(worlds: int) ->
         if world.decoders or world.prompts:
             winners.add(DEVICES.graphs[check(world, DEVICES).graph].name)
     assert len([name for name in winners if name.endswith("device")]) > 3, winners
+
+
+WIDER = Catalog.of(
+    [descriptor(name) for name in (*BASE, "speculative-b2-d3-w2", "speculative-b2-d3-w4")]
+)
+"""The widest holds two lanes that the narrower one holds as well, unless one of them is longer."""
+
+
+@pytest.mark.parametrize("mode", [*MODES, "wider"])
+def test_the_best_candidate_of_every_graph_is_that_of_the_enumeration(mode: str) -> None:
+    """Who loses is explained as exactly as who wins: of what no smaller shape holds, the first by
+    rank, and no entry for a graph all of whose cohorts one holds (5.2, 5.3, 9.9)."""
+    source = random.Random(23)
+    for number in range(60):
+        world = random_world(source, "adaptive" if mode == "wider" else mode, aged=number % 2 == 0)
+        catalog = CATALOGS.get(mode, WIDER)
+        if catalog is WIDER:
+            limits = [source.choice([2, 2, 3, 8]) for _ in world.decoders]
+            decoders = tuple(
+                dataclasses.replace(decoder, limit=limit, learned_limit=0)
+                for decoder, limit in zip(world.decoders, limits, strict=True)
+            )
+            durations = tuple(source.choice([1.0, 2.0, 4.0]) for _ in WIDER.graphs)
+            world = dataclasses.replace(
+                world, decoders=decoders, graphs=WIDER.graphs, durations_ms=durations
+            )
+        found: dict[int, Candidate] = {}
+        for candidate in sorted(Decision(view_of(world, catalog)).candidates, key=rank_key):
+            found.setdefault(candidate.graph_index, candidate)
+        expected: dict[int, Choice] = {}
+        for choice in sorted(choices_of(world), key=lambda choice: choice.key):
+            expected.setdefault(choice.graph, choice)
+        assert {graph: described(each) for graph, each in found.items()} == {
+            graph: expected_of(each) for graph, each in expected.items()
+        }, world
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,10 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from helios.scheduler import Catalog, DecodeMode, RequestHandle, RequestSpec, SpeculationConfig
-from helios.scheduler.acceptance import MEAN, AcceptanceTable
+from helios.scheduler import (
+    Catalog,
+    DecodeMode,
+    ProposalSource,
+    RequestHandle,
+    RequestSpec,
+    SpeculationConfig,
+)
+from helios.scheduler.acceptance import COPY, LEARNED, MEAN, AcceptanceTable
 from helios.scheduler.reference import decode_token_interval_ms
 from helios.scheduler.requests import Request
 from helios.scheduler.shapes import Shapes
@@ -70,3 +78,40 @@ def test_a_round_counts_the_tokens_that_it_is_expected_to_commit(count: int) -> 
                 decoders.append(request)
             expected = plain(ordered, everyone, left)
             assert decode_token_interval_ms(SHAPES, ordered, decoders, count, table) == expected
+
+
+COPYING = (*NAMES[:5], "speculative-b4-d3-w4", "speculative-b4-d3-w4-copy")
+
+
+def test_a_round_for_copies_counts_the_copies_that_were_accepted() -> None:
+    """Y is of what a program proposes, whoever has read the drafted survivals (2.4, 9.11).
+
+    Two streams: rounds of either source cost 8 ms, rounds of one row 100 ms.
+    """
+    catalog = Catalog.of([descriptor(name) for name in COPYING])
+    shapes = Shapes(catalog, SpeculationConfig(mode=DecodeMode.ADAPTIVE))
+    durations = [8.0 if graph.proposal_depth else 100.0 for graph in catalog.graphs]
+    assert {graph.source for graph in catalog.graphs} == set(ProposalSource)
+    for drafted, copied in itertools.permutations(SURVIVALS, 2):
+        table, decoders = AcceptanceTable(2, 3), []
+        for row in range(2):
+            cells = table.take(row)
+            cells[LEARNED, MEAN], cells[COPY, MEAN] = drafted, copied
+            table.put(row, cells)
+            spec = RequestSpec(prompt_tokens=1, max_output_tokens=9)
+            decoders.append(Request(RequestHandle(row, 0), spec, row, 0))
+            decoders[-1].row = row
+        expected = 8.0 / (1.0 + max(sum(drafted), sum(copied)))
+        for learned in (None, table.survivals(np.arange(2), LEARNED)):
+            found = decode_token_interval_ms(shapes, durations, decoders, 2, table, learned=learned)
+            assert found == expected, (drafted, copied)
+
+
+@pytest.mark.parametrize(("deeper", "proposes"), [((), False), (("speculative-b4-d1-w2",), True)])
+def test_one_proposal_is_enough_for_acceptance_to_price_rounds(
+    deeper: tuple[str, ...], proposes: bool
+) -> None:
+    """Estimates are read where some program takes proposals, be it a single one (2.4, 9.2)."""
+    catalog = Catalog.of([descriptor(name) for name in (*NAMES[:5], *deeper)])
+    shapes = Shapes(catalog, SpeculationConfig(mode=DecodeMode.ADAPTIVE))
+    assert shapes.geometry.proposes is proposes
