@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from helios.engine.copying import PromptLookup
@@ -91,7 +92,7 @@ ACTIONS = st.lists(
 
 def lookup(request_id: str, prompt: np.ndarray) -> CopySource:
     """A single matching token is enough, so that proposals come up often."""
-    return PromptLookup(prompt.tolist(), depth=3, sizes=(2, 1))
+    return PromptLookup(prompt.tolist(), depth=3, size=1)
 
 
 def world_of(options: dict[str, Any], policy: PolicyConfig) -> World:
@@ -227,6 +228,7 @@ def check_answer(world: World, request_id: str, fields: dict[str, Any]) -> None:
         assert world.text(request_id) == visible + held
         assert (finished.reason == "stop") == bool(matched or EOS in tokens)
     else:
+        assert finished.reason == "cancelled" or finished.error.endswith("device lost")
         assert (visible + held).startswith(world.text(request_id))
     assert 0 <= finished.cached_prompt_tokens < len(fields["prompt"])
     scores = [event for event in events if isinstance(event, PromptLogprobs)]
@@ -235,6 +237,45 @@ def check_answer(world: World, request_id: str, fields: dict[str, Any]) -> None:
     deltas = [event for event in events if isinstance(event, Delta)]
     count = 1 if fields["image"] else 0
     assert all(len(delta.logprobs) == count * len(delta.token_ids) for delta in deltas)
+
+
+OPTIONS = {
+    "fixed": False,
+    "kept": {},
+    "page_growth": True,
+    "page_count": 24,
+    "draft_extent_tokens": 3,
+    "has_images": False,
+    "has_cheap_copies": False,
+    "is_traced": True,
+}
+FIELDS = {
+    "family": 0,
+    "shared": 18,
+    "follows": -1,
+    "max_output_tokens": 70,
+    "ends": set(),
+    "boundary": 0,
+    "width_limit": 0,
+    "keep_terminal": False,
+    "stop": [],
+    "scored": False,
+    "image": 0,
+    "tenant": "",
+}
+
+
+@pytest.mark.parametrize("names", [HOST_ROUNDS, DEVICE_ROUNDS, COPY_ROUNDS])
+def test_a_history_has_rounds_whose_proposals_are_accepted(names: list[str]) -> None:
+    """The random histories show nothing of a kind of round that their worlds never run."""
+    history = History(OPTIONS | {"names": names}, PolicyConfig())
+    history.play([("submit", FIELDS | {"own": [number]}) for number in range(6)])
+    history.check()
+    counters = history.world.stats().counters
+    assert counters["flare_speculative_rounds_total"] > 0
+    assert counters["flare_speculative_accepted_tokens_total"] > 0
+    reasons = {history.world.finished(name).reason for name in history.asked}
+    assert reasons <= {"stop", "length"}
 
 
 @given(WORLDS, ACTIONS)
