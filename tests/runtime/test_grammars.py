@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from helios.engine.grammar import GrammarError
 from helios.engine.messages import Cancel, GrammarMessage, SamplingMessage, Submit
 from helios.runtime.grammar_thread import GrammarThread
-from helios.runtime.grammars import KEPT_GRAMMARS, GrammarCompiler, MatchedOutput
+from helios.runtime.grammars import KEPT_GRAMMARS, CompiledGrammar, GrammarCompiler
+from helios.runtime.matched_output import MatchedOutput
 from helios.runtime.vocabulary import Vocabulary
 
 END, CONTROL, EMPTY, LAST, SIZE = 256, 257, 258, 259, 260
@@ -203,6 +205,41 @@ def test_only_requests_whose_grammar_is_missing_are_held_back(gate):
     thread.close()
 
 
+def test_requests_held_back_together_compile_each_grammar_once(gate):
+    """One that cannot be compiled fails once too; what is no longer kept is compiled again."""
+    held, compiled = compiler(), []
+    compile_one = held.compile
+
+    def counted(grammar: GrammarMessage) -> CompiledGrammar:
+        compiled.append(grammar.text)
+        return compile_one(grammar)
+
+    held.compile = counted
+
+    def open_late() -> GrammarCompiler:
+        gate.wait()
+        return held
+
+    thread = GrammarThread(open_late, on_finished=lambda: None)
+    for index in range(8):
+        assert thread.holds_back(submit_of(f"good{index}", "[a-z]{3,40}-[0-9]+"))
+        assert thread.holds_back(submit_of(f"bad{index}", "("))
+    gate.set()
+    assert len(released(thread, 16)) == 16
+    assert compiled == ["[a-z]{3,40}-[0-9]+", "("]
+    others = [f"a{{{index}}}" for index in range(KEPT_GRAMMARS)]
+    for text in others:
+        assert thread.holds_back(submit_of(text, text))
+    released(thread, len(others))
+    assert thread.holds_back(submit_of("again", "("))
+    assert thread.holds_back(submit_of("gone", "("))
+    assert released(thread, 2) == ["again", "gone"]
+    assert compiled == ["[a-z]{3,40}-[0-9]+", "(", *others, "("]
+    for submit in (submit_of("x", "("), submit_of("y", others[-1])):
+        assert not thread.holds_back(submit)
+    thread.close()
+
+
 def test_a_model_that_cannot_be_constrained_refuses_each_request_with_the_reason():
     def fail() -> GrammarCompiler:
         raise ValueError("no such vocabulary")
@@ -245,6 +282,49 @@ def test_what_one_thread_took_is_not_taken_again_by_the_other():
     assert allowed(output.mask_after(b"cd", at=2)[0]) == {ord("e")}
     assert output.take(b"d", at=3) == 1
     assert allowed(output.masks(())[0]) == {ord("e")}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda output: output.is_complete,
+        lambda output: output.take(b"", at=0),
+        lambda output: output.admitted(b"a"),
+        lambda output: output.forced(9),
+        lambda output: output.masks(()),
+    ],
+)
+def test_the_engine_waits_while_the_executor_makes_a_mask(read):
+    """The matcher may not even be read meanwhile: the library raises for a borrowed one."""
+    output, entered, leave = opened("ab*"), threading.Event(), threading.Event()
+    output._matcher = _Borrowed(output._matcher, entered, leave)
+    with ThreadPoolExecutor(2) as pool:
+        masks = pool.submit(output.mask_after, b"a", at=0)
+        assert entered.wait(20)
+        other = pool.submit(read, output)
+        # Time for a reader that does not wait; one that does passes however long this takes.
+        time.sleep(0.05)
+        leave.set()
+        other.result(20)
+        assert allowed(masks.result(20)[0]) == {ord("b"), END}
+
+
+class _Borrowed:
+    """A matcher that stays with its first mask until it may leave, and raises for others then."""
+
+    def __init__(self, inner: object, entered: threading.Event, leave: threading.Event) -> None:
+        self._inner, self._entered, self._leave = inner, entered, leave
+        self._owner = 0
+
+    def __getattr__(self, name: str) -> object:
+        if self._owner not in (0, threading.get_ident()):
+            raise RuntimeError("Already mutably borrowed")
+        if name == "unsafe_compute_mask_ptr" and not self._leave.is_set():
+            self._owner = threading.get_ident()
+            self._entered.set()
+            assert self._leave.wait(20)
+            self._owner = 0
+        return getattr(self._inner, name)
 
 
 def test_behind_a_whole_text_there_is_no_mask_and_its_end_is_found_again():

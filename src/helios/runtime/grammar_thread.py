@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from helios.engine.grammar import GrammarError, OutputGrammar
 from helios.engine.messages import Cancel, EngineCommand, GrammarMessage, Submit
-from helios.runtime.grammars import CompiledGrammar, GrammarCompiler
+from helios.runtime.grammars import KEPT_GRAMMARS, CompiledGrammar, GrammarCompiler
 
 _CLOSE: Final = None
 
@@ -96,19 +97,36 @@ class GrammarThread:
     def _run(self) -> None:
         """Compile until told to end (the thread)."""
         failure: GrammarError | None = None
+        made: OrderedDict[tuple[str, str], CompiledGrammar | GrammarError] = OrderedDict()
         try:
             self._compiler = self._open_compiler()
         except Exception as fault:  # noqa: BLE001 - the thread boundary: serving goes on without.
             failure = GrammarError(f"cannot be used with this model: {fault}")
         while (submit := self._inbox.get()) is not _CLOSE:
-            self._finished.put(_Compiled(submit, failure or self._compile(submit)))
+            self._finished.put(_Compiled(submit, failure or self._remembered(submit, made)))
             self._on_finished()
 
-    def _compile(self, submit: Submit) -> CompiledGrammar | GrammarError:
-        assert self._compiler is not None
+    def _remembered(
+        self, submit: Submit, made: OrderedDict[tuple[str, str], CompiledGrammar | GrammarError]
+    ) -> CompiledGrammar | GrammarError:
+        """Compile a grammar unless one of the latest, as many as the engine keeps, is the same.
+
+        Choices of one request, and clients with one schema, are held back together, and only the
+        engine's thread may look into the compiler.
+        """
         assert submit.grammar is not None
+        key = (submit.grammar.kind, submit.grammar.text)
+        if key not in made:
+            made[key] = self._compile(submit.grammar)
+        made.move_to_end(key)
+        if len(made) > KEPT_GRAMMARS:
+            made.popitem(last=False)
+        return made[key]
+
+    def _compile(self, grammar: GrammarMessage) -> CompiledGrammar | GrammarError:
+        assert self._compiler is not None
         try:
-            return self._compiler.compile(submit.grammar)
+            return self._compiler.compile(grammar)
         except GrammarError as error:
             return error
         except Exception as fault:  # noqa: BLE001 - the thread boundary: it fails one request.

@@ -62,7 +62,9 @@ class MatchedOutput:
     @property
     def is_complete(self) -> bool:
         """Nothing may follow what was taken."""
-        return bool(self._matcher.is_stopped())
+        # The library refuses even to be read while another thread makes a mask.
+        with self._lock:
+            return bool(self._matcher.is_stopped())
 
     def take(self, tokens: Sequence[int], *, at: int) -> int:
         """Take committed tokens; return how many there were until the text was complete."""
