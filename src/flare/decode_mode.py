@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flare.drafts import draft_source, names_model
 from flare.errors import FlareError
 from flare.loaded import Decoding
 from flare.options import SpeculationMode
 from flare.request import SOURCES, PackageRequest, check_sharing_sources
 from helios.engine.manifest import DraftEntry, Manifest
-from helios.scheduler import DecodeMode, ProposalSource, SpeculationConfig
+from helios.scheduler import (
+    COMPLETION_TOKENS,
+    DecodeMode,
+    GraphDescriptor,
+    GraphKind,
+    ProposalSource,
+    SpeculationConfig,
+)
 from ignition.package_manifest import sha256_of
 from ignition.purposes import SOURCE_WORDS
 from ignition.sources import summarize_source
@@ -23,7 +32,6 @@ def served_mode(manifest: Manifest, request: PackageRequest, mode: SpeculationMo
     check_draft(manifest, request)
     sources = served_sources(manifest, request, mode)
     decoding = Decoding(decode_mode(manifest, request, mode, sources), sources)
-    check_mixed(manifest, request, decoding.speculation)
     check_sharing(manifest, request, decoding)
     check_survival(manifest, request)
     return decoding
@@ -88,15 +96,23 @@ def decode_mode(
     return SpeculationConfig(mode=DecodeMode.FIXED, fixed_width=width)
 
 
-def check_mixed(manifest: Manifest, request: PackageRequest, decoding: SpeculationConfig) -> None:
-    """Raise FlareError for a package without the mixed programs that were asked for."""
-    speculates = decoding.mode is not DecodeMode.ORDINARY
-    kinds = [(graph.kind, graph.speculation_enabled) for graph in manifest.graphs]
-    if request.mixed_prefill and ("mixed", speculates) not in kinds:
+def check_mixed(
+    served: Iterable[GraphDescriptor], request: PackageRequest, decoding: SpeculationConfig
+) -> None:
+    """Raise FlareError where no mixed program is left of those that were asked for."""
+    if not request.mixed_prefill or any(graph.kind is GraphKind.MIXED for graph in served):
+        return
+    if decoding.mode is DecodeMode.FIXED:
         raise FlareError(
-            "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
-            "with `flare prepare --mixed-prefill` and the same --speculation"
+            f"--mixed-prefill: the package has no mixed programs of {decoding.fixed_width - 1} "
+            "proposals; leave out --speculation-mode fixed, or prepare it again with `flare "
+            f"prepare --mixed-prefill`, fewer --draft-tokens (at most {COMPLETION_TOKENS - 1}) or "
+            "a larger --speculative-token-capacity"
         )
+    raise FlareError(
+        "--mixed-prefill: the package has no mixed programs of this mode; prepare it again "
+        "with `flare prepare --mixed-prefill` and the same --speculation"
+    )
 
 
 def check_sharing(manifest: Manifest, request: PackageRequest, decoding: Decoding) -> None:

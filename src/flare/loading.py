@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from flare.decode_mode import served_mode
+from flare.decode_mode import check_mixed, served_mode
 from flare.drafts import find_draft, planned_with
 from flare.errors import FlareError
 from flare.loaded import Decoding, Loading
@@ -82,7 +82,9 @@ def _loading(
 ) -> Loading:
     decoding = served_mode(manifest, request, mode)
     descriptors = catalog_of(manifest.graphs).graphs
-    served = [graph.name for graph in descriptors if _is_served(graph, request, decoding)]
+    graphs = [graph for graph in descriptors if _is_served(graph, request, decoding)]
+    check_mixed(graphs, request, decoding.speculation)
+    served = [graph.name for graph in graphs]
     threads = request.options.threads or manifest.machine.threads
     return Loading(
         directory=directory,

@@ -312,6 +312,20 @@ def test_a_fixed_width_is_one_that_there_is(package: Path) -> None:
         load(package, FIXED, draft_tokens=5)
 
 
+def test_mixed_programs_of_a_fixed_width_are_refused_where_there_are_none(
+    package: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Those of two rows and of width one are there, and a fixed width runs neither."""
+    found = load(package, FIXED, mixed_prefill=True, draft_tokens=3)
+    assert {graph.token_capacity for graph in graphs_of(found, "mixed")} == {4}
+    deep = write(tmp_path / "deep", checkpoint, draft_tokens=15)
+    narrow = {"speculative_token_capacity": 8}
+    for path, options, tokens in ((deep, {}, 15), (package, narrow, 7)):
+        assert graphs_of(load(path, mixed_prefill=True, **options), "mixed")
+        with pytest.raises(FlareError, match=f"no mixed programs of {tokens} proposals"):
+            load(path, FIXED, mixed_prefill=True, **options)
+
+
 def test_what_rounds_tell_is_as_prepared(package: Path, checkpoint, tmp_path) -> None:
     telling = write(tmp_path / "telling", checkpoint, survival=True)
     for options in ({}, {"survival": True}):
