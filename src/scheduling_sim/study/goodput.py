@@ -51,6 +51,13 @@ first window (97 and 88 % of the others); at 0.137 its requests pile up. The tra
 tick of 3 s, so stretching them would make bursts; requests are sampled instead."""
 STATED: Final = "helios-gap"
 """The preset that is told the gap objective of the cell, as `flare run` can be told."""
+FINE: Final = "helios-gap-fine"
+"""The same with fifteen intervals of the context instead of five, so that fewer frames take twice
+what their interval's estimate says."""
+FINE_INTERVALS: Final = (
+    *(2048, 4096, 6144, 8192, 12_288, 16_384, 20_480, 24_576),
+    *(32_768, 40_960, 49_152, 65_536, 81_920, 98_304),
+)
 SMALL_CHUNKS: Final = "chunked-256"
 """Chunked prefill with half of its budget: the best of its budgets on Mooncake, where a chunk of
 512 behind a long context takes longer than the gap objective. On Azure it cannot keep up."""
@@ -67,6 +74,7 @@ AZURE_POLICIES: Final = (
 MOONCAKE_POLICIES: Final = (
     "helios",
     STATED,
+    FINE,
     "chunked",
     SMALL_CHUNKS,
     "vllm",
@@ -122,13 +130,14 @@ def policy_of(name: str, objectives: Objectives) -> tuple[str, dict[str, object]
     """Return the registry's name and the options of a policy as its rows name it."""
     if name == SMALL_CHUNKS:
         return "chunked", {"budget_tokens": 256}
-    if name == STATED:
+    if name in (STATED, FINE):
         return "helios", {**as_served("helios"), "gap_objective_ms": objectives.gap_ms}
     return name, as_served(name)
 
 
 def _window(trace: str, policy: str, asked: Workload) -> _Window:
-    objectives, intervals = _OBJECTIVES[trace], _INTERVALS[trace]
+    objectives = _OBJECTIVES[trace]
+    intervals = FINE_INTERVALS if policy == FINE else _INTERVALS[trace]
     chosen = platform(
         PLATFORM, mode="mixed", slots=64, page_growth=True, context_intervals=intervals
     )

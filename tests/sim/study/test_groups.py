@@ -341,6 +341,8 @@ def test_rows_name_policies_with_options_of_their_own() -> None:
     assert goodput.policy_of("chunked", asked) == ("chunked", {})
     told = {"seeded": True, "gap_objective_ms": 100.0}
     assert goodput.policy_of("helios-gap", asked) == ("helios", told)
+    assert goodput.policy_of("helios-gap-fine", asked) == ("helios", told)
+    assert set(goodput.FINE_INTERVALS) > set(contexts.INTERVALS)
     assert goodput.policy_of("helios", asked) == ("helios", {"seeded": True})
 
 
