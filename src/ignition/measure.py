@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from helios.engine.ports import Frame, FrameLane, PreparedModel, PreparedProgram, SamplingParams
+from helios.engine.ports import (
+    DelayedProgram,
+    Frame,
+    FrameLane,
+    PreparedModel,
+    PreparedProgram,
+    SamplingParams,
+)
 from helios.scheduler import Fence, GraphDescriptor, GraphKind, ProposalSource, RequestHandle
 from ignition.capacity_costs import PREPARE_REPLAYS, WARM_CONTEXT_TOKENS
 from ignition.measured_costs import at_most_larger, swept
@@ -181,7 +188,9 @@ class _Measurement:
         program.load(frame)
         started = time.perf_counter_ns()
         program.replay()
-        return time.perf_counter_ns() - started
+        spent_ns = time.perf_counter_ns() - started
+        lost_ns = program.readiness_ns() if isinstance(program, DelayedProgram) else 0
+        return max(1, spent_ns - lost_ns)
 
     def _lane(self, row: int) -> FrameLane:
         return FrameLane(

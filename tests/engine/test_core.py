@@ -21,7 +21,7 @@ from helios.engine.messages import (
 )
 from helios.engine.ports import Detokenizer, LaneOutput
 from helios.scheduler import Catalog, GraphKind, Phase, StalePlanError
-from tests.engine.world import World, request
+from tests.engine.world import STEP_NS, World, request
 from tests.runtime.counting import (
     CONTEXT,
     EOS,
@@ -708,6 +708,24 @@ def test_bursts_count_one_gap_and_several_tokens() -> None:
     assert sum(per_token.counts) == 5
     gap_total = stats.histograms["flare_delivery_gap_seconds"].total
     assert per_token.total == pytest.approx(gap_total)
+
+
+def test_what_a_replay_lost_to_other_work_is_service_and_no_cost() -> None:
+    """Decision 41: estimates are of the program alone, service and metrics of what it took."""
+    world = World(traced=True)
+    world.executor.lost_ns["decode-b1"] = STEP_NS // 4
+    world.core.handle(request("a", prompt=[1] * 3, max_output_tokens=12))
+    world.run()
+    steps = [record for record in world.records if record.get("graph") == "decode-b1"]
+    # Two frames may be in flight before the first of them is completed.
+    assert {step["cost_ns"] for step in steps[2:]} == {STEP_NS * 3 // 4}
+    fences = {step["fence"] for step in steps}
+    frames = [record for record in world.records if record["type"] == "frame"]
+    lost = [frame["readiness_ns"] for frame in frames if frame["fence"] in fences]
+    assert lost == [STEP_NS // 4] * 11
+    counters = world.stats().counters
+    assert counters["flare_replay_delay_nanoseconds_total"] == 11 * STEP_NS // 4
+    assert counters["flare_replay_nanoseconds_total"] == len(frames) * STEP_NS
 
 
 def test_time_without_requests_counts_neither_as_active_nor_as_host_gap() -> None:

@@ -64,6 +64,8 @@ class SimulatedExecutor:
         self.submitted: list[Frame] = []
         self._front: tuple[Frame | None, tuple[LaneOutput, ...]] = (None, ())
         self.durations_ns: dict[str, int] = {}
+        self.lost_ns: dict[str, int] = {}
+        """Graph name -> how much of each of its replays others had the processors."""
         self.failing: dict[str, str] = {}
         """Graph name -> error of its next executions."""
         self.garbled: dict[str, tuple[LaneOutput, ...]] = {}
@@ -117,6 +119,7 @@ class SimulatedExecutor:
             started_ns=started_ns,
             finished_ns=finish_ns,
             host_gap_ns=gap_ns,
+            readiness_ns=self.lost_ns.get(name, 0) if error is None else 0,
             error=error,
             confidence=getattr(program, "confidence", None),
             survival=getattr(program, "survival", None),

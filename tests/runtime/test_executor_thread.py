@@ -60,6 +60,17 @@ class SelfTimed(Scripted):
         return 12345
 
 
+class Delayed(SelfTimed):
+    """A program whose processors others had for so long."""
+
+    def __init__(self, readiness_ns: int, **calls: Callable[[], None]) -> None:
+        super().__init__(**calls)
+        self._readiness_ns = readiness_ns
+
+    def readiness_ns(self) -> int:
+        return self._readiness_ns
+
+
 def frame(fence: int, graph_index: int = 0) -> Frame:
     return Frame(fence=Fence(fence), graph_index=graph_index, lanes=())
 
@@ -105,6 +116,28 @@ def test_a_program_that_times_itself_is_believed() -> None:
     executor = ThreadExecutor([SelfTimed()], TickingClock(), on_finished=lambda: None)
     executor.submit(frame(1))
     assert wait(executor).device_ns == 12345
+    executor.close()
+
+
+@pytest.mark.parametrize(("told_ns", "believed_ns"), [(345, 345), (99_999, 12345), (-1, 0)])
+def test_what_a_program_lost_to_others_is_told_and_lies_within_its_interval(
+    told_ns: int, believed_ns: int
+) -> None:
+    executor = ThreadExecutor([Delayed(told_ns)], TickingClock(), on_finished=lambda: None)
+    executor.submit(frame(1))
+    result = wait(executor)
+    assert (result.device_ns, result.readiness_ns) == (12345, believed_ns)
+    executor.close()
+
+
+def test_a_program_that_does_not_tell_lost_nothing_and_neither_did_a_failed_one() -> None:
+    programs = [Scripted(), Delayed(345, read=explode)]
+    executor = ThreadExecutor(programs, TickingClock(), on_finished=lambda: None)
+    executor.submit(frame(1, graph_index=0))
+    executor.submit(frame(2, graph_index=1))
+    results = [wait(executor), wait(executor)]
+    assert [result.readiness_ns for result in results] == [0, 0]
+    assert results[1].error == "RuntimeError: boom"
     executor.close()
 
 

@@ -219,6 +219,7 @@ class EngineCore:
         timing = ExecutionTiming(
             device_ns=(result.device_ns,),
             wall_ns=max(0, observed_ns - result.submitted_ns),
+            readiness_ns=result.readiness_ns,
             feedback_ns=self._waits.wait_ns(flight, result.host_gap_ns),
         )
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -177,6 +177,8 @@ class FrameResult:
     """Executor clock readings: submission, start of load, end of read."""
     host_gap_ns: int = 0
     """From the end of the previous replay to the start of this one."""
+    readiness_ns: int = 0
+    """How much of the interval the program stood ready and could not run; no cost of its own."""
     error: str | None = None
     confidence: Sidecar | None = None
     """Joint probability of every produced prefix; None for a program that reports none."""
@@ -323,6 +325,18 @@ class PreparedProgram(Protocol):
 
     def read(self, frame: Frame) -> tuple[LaneOutput, ...]:
         """Return the outputs, one per lane of the frame in its order."""
+        ...
+
+
+@runtime_checkable
+class DelayedProgram(Protocol):
+    """A program that can tell what its replay lost to others."""
+
+    def readiness_ns(self) -> int:
+        """Return how much of the last replay's interval it stood ready and could not run.
+
+        That is time of the machine's other work, so it is no cost of the program.
+        """
         ...
 
 

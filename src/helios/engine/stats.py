@@ -164,6 +164,7 @@ class EngineStats:
         counters["flare_scheduler_complete_nanoseconds_total"] += complete_ns
         counters["flare_scheduler_completes_total"] += 1
         counters["flare_replay_nanoseconds_total"] += result.device_ns
+        counters["flare_replay_delay_nanoseconds_total"] += result.readiness_ns
         label = f'class="{plan.reason.value}"'
         self._labelled[EXECUTIONS][label] += 1
         self._labelled[EXECUTION_NS][label] += result.device_ns
@@ -303,6 +304,7 @@ _COUNTERS = (
     "flare_deliveries_total",
     "flare_active_nanoseconds_total",
     "flare_replay_nanoseconds_total",
+    "flare_replay_delay_nanoseconds_total",
     "flare_host_gap_nanoseconds_total",
     "flare_scheduler_plan_nanoseconds_total",
     "flare_scheduler_plans_total",

@@ -267,6 +267,7 @@ def frame_record(
         "started_ns": result.started_ns,
         "finished_ns": result.finished_ns,
         "device_ns": result.device_ns,
+        "readiness_ns": result.readiness_ns,
         "host_gap_ns": None if follows_idle else result.host_gap_ns,
         "complete_ns": complete_ns,
         "error": error,

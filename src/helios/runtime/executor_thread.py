@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from helios.engine.ports import (
     Clock,
+    DelayedProgram,
     Frame,
     FrameResult,
     LaneOutput,
@@ -67,6 +68,9 @@ class ThreadExecutor:
         self._programs = tuple(programs)
         self._self_timed = tuple(
             program if isinstance(program, SelfTimedProgram) else None for program in programs
+        )
+        self._delayed = tuple(
+            program if isinstance(program, DelayedProgram) else None for program in programs
         )
         self._telling = tuple(
             program if _tells(program.descriptor) and isinstance(program, TellingProgram) else None
@@ -156,7 +160,7 @@ class ThreadExecutor:
     def _replay(self, loaded: _Loaded) -> FrameResult:
         """Replay and read one loaded frame; an exception becomes the result's error."""
         frame, error = loaded.frame, loaded.error
-        device_ns = host_gap_ns = 0
+        device_ns = host_gap_ns = readiness_ns = 0
         lanes: tuple[LaneOutput, ...] = ()
         confidence: Sidecar | None = None
         survival: Sidecar | None = None
@@ -172,12 +176,15 @@ class ThreadExecutor:
                 device_ns = self._replay_end_ns - replay_ns
                 if self_timed is not None:
                     device_ns = self_timed.device_interval_ns()
+                delayed = self._delayed[frame.graph_index]
+                if delayed is not None:
+                    readiness_ns = min(max(0, delayed.readiness_ns()), device_ns)
                 lanes = program.read(frame)
                 telling = self._telling[frame.graph_index]
                 if telling is not None:
                     confidence, survival = telling.confidence, telling.survival
             except Exception as fault:  # noqa: BLE001 - the thread boundary, as above.
-                lanes, device_ns, error = (), 0, _message_of(fault)
+                lanes, device_ns, readiness_ns, error = (), 0, 0, _message_of(fault)
         self._front, self._drawn = frame, lanes
         return FrameResult(
             fence=frame.fence,
@@ -187,6 +194,7 @@ class ThreadExecutor:
             started_ns=loaded.started_ns,
             finished_ns=self._clock.now_ns(),
             host_gap_ns=host_gap_ns,
+            readiness_ns=readiness_ns,
             error=error,
             confidence=confidence,
             survival=survival,

@@ -67,6 +67,8 @@ HELP: Final = {
     "flare_program_time_share": "Share of wall time inside programs while requests were live.",
     "flare_active_nanoseconds_total": "Wall time while requests were live.",
     "flare_replay_nanoseconds_total": "Time inside prepared programs.",
+    "flare_replay_delay_nanoseconds_total": "Part of the replay time in which programs stood ready "
+    "and something else had their processors.",
     "flare_host_gap_nanoseconds_total": "Time between replays while requests were live.",
     "flare_scheduler_plans_total": "Decisions, also those that found nothing to submit.",
     "flare_scheduler_plan_nanoseconds_total": "Host time of plan().",

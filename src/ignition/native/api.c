@@ -13,7 +13,7 @@
 #include "vector.h"
 
 enum {
-    ABI_VERSION = 5,
+    ABI_VERSION = 6,
     /* Rows of logits that scored prefill evaluates at a time. */
     SCORE_ROWS = 16
 };
@@ -296,3 +296,7 @@ EXPORT const float *ign_logits(const model *m, int32_t *width) {
 }
 
 EXPORT int32_t ign_threads(const model *m) { return pool_threads(m->pool); }
+
+/* From ign_watch on: nanoseconds that the model's threads lost to others, as time of all of them. */
+EXPORT void ign_watch(model *m) { pool_watch(m->pool); }
+EXPORT uint64_t ign_lost_ns(const model *m) { return pool_lost_ns(m->pool); }

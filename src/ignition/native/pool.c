@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "delay.h"
+
 #if defined(__x86_64__) || defined(__i386__)
 #define relax() __builtin_ia32_pause()
 #elif defined(__aarch64__)
@@ -47,6 +49,10 @@ struct pool {
     pthread_cond_t work;
     pthread_cond_t done;
     pthread_t *workers;
+    _Atomic int *accounts; /* of what each thread lost to others; the caller's is number 0 */
+    pthread_t caller;
+    uint64_t *delays; /* of each thread when the watched interval began */
+    uint64_t watched_ns;
 };
 
 typedef struct {
@@ -126,6 +132,7 @@ static void *worker_main(void *argument) {
     worker_start start = *(worker_start *)argument;
     free(argument);
     pool *p = start.p;
+    atomic_store(&p->accounts[start.number], delay_open());
     while (!atomic_load_explicit(&p->stopping, memory_order_acquire)) {
         int spins = 0;
         while (!has_task(p) && spins < SPINS) {
@@ -177,6 +184,26 @@ void pool_run(pool *p, task_fn run, void *argument, int count) {
 
 int pool_threads(const pool *p) { return p->threads; }
 
+void pool_watch(pool *p) {
+    if (p->accounts[0] < 0 || !pthread_equal(p->caller, pthread_self())) {
+        delay_close(atomic_exchange(&p->accounts[0], delay_open()));
+        p->caller = pthread_self();
+    }
+    for (int i = 0; i < p->threads; i++) p->delays[i] = delay_ns(atomic_load(&p->accounts[i]));
+    p->watched_ns = monotonic_ns();
+}
+
+uint64_t pool_lost_ns(const pool *p) {
+    uint64_t lost = 0, interval = monotonic_ns() - p->watched_ns;
+    for (int i = 0; i < p->threads; i++) {
+        uint64_t now = delay_ns(atomic_load(&p->accounts[i]));
+        /* The system counts a wait when it ends, so one may have begun before the interval. */
+        uint64_t waited = now > p->delays[i] ? now - p->delays[i] : 0;
+        lost += waited < interval ? waited : interval;
+    }
+    return lost / (uint64_t)p->threads;
+}
+
 static int start_worker(pool *p, int number) {
     worker_start *start = malloc(sizeof *start);
     if (!start) return 0;
@@ -195,6 +222,9 @@ static void stop_workers(pool *p, int started) {
 }
 
 static void release(pool *p) {
+    for (int i = 0; p->accounts && i < p->threads; i++) delay_close(p->accounts[i]);
+    free(p->accounts);
+    free(p->delays);
     free(p->workers);
     free(p->shares);
     pthread_mutex_destroy(&p->lock);
@@ -212,12 +242,15 @@ pool *pool_create(int threads) {
     pthread_cond_init(&p->done, NULL);
     p->workers = calloc((size_t)threads, sizeof *p->workers);
     p->shares = aligned_alloc(LINE, (size_t)threads * sizeof *p->shares);
-    int started = 1;
-    if (p->workers && p->shares) {
+    p->accounts = calloc((size_t)threads, sizeof *p->accounts);
+    p->delays = calloc((size_t)threads, sizeof *p->delays);
+    for (int i = 0; p->accounts && i < threads; i++) atomic_init(&p->accounts[i], -1);
+    int started = 1, has_memory = p->workers && p->shares && p->accounts && p->delays;
+    if (has_memory) {
         for (int i = 0; i < threads; i++) atomic_init(&p->shares[i].word, 0);
         while (started < threads && start_worker(p, started)) started++;
     }
-    if (!p->workers || !p->shares || started < threads) {
+    if (!has_memory || started < threads) {
         stop_workers(p, started);
         release(p);
         return NULL;

@@ -8,6 +8,8 @@
 #ifndef IGN_POOL_H
 #define IGN_POOL_H
 
+#include <stdint.h>
+
 typedef struct pool pool;
 
 /* A task: index within the phase, number of the executing thread (0 is the caller). */
@@ -17,6 +19,11 @@ typedef void (*task_fn)(void *argument, int index, int thread);
 pool *pool_create(int threads);
 void pool_destroy(pool *p);
 int pool_threads(const pool *p);
+
+/* What the pool's threads lose to others (delay.h) from pool_watch on, both asked by the caller of
+ * pool_run. Threads make up for each other, so what one of n loses holds the pool up for an n-th. */
+void pool_watch(pool *p);
+uint64_t pool_lost_ns(const pool *p);
 
 /* Runs tasks 0..count-1 and returns when all are done. */
 void pool_run(pool *p, task_fn run, void *argument, int count);

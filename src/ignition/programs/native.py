@@ -224,6 +224,7 @@ class NativeProgram:
         self._prompt = _addresses(PromptRecord(), self._buffers)
         self._scores = _addresses(ScoreRecord(), self._buffers)
         self._following = np.full(prompt_capacity(descriptor), -1, np.int32)
+        self._readiness_ns = 0
 
     @property
     def descriptor(self) -> GraphDescriptor:
@@ -252,6 +253,20 @@ class NativeProgram:
         """Execute the step on what was loaded. Raises ReplayError and changes nothing when a
         generating row has no page for what it is fed.
         """
+        library, handle = self._model.library, self._model.handle
+        library.ign_watch(handle)
+        self._execute()
+        self._readiness_ns = int(library.ign_lost_ns(handle))
+
+    def readiness_ns(self) -> int:
+        """Return how long the last replay stood ready while others had its processors, ns.
+
+        What one of n threads loses counts as an n-th, because the others do its work meanwhile.
+        Zero where the system does not tell.
+        """
+        return self._readiness_ns
+
+    def _execute(self) -> None:
         match self._descriptor.kind:
             case GraphKind.INITIALIZE:
                 self._initialize()

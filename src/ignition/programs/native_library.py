@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.state import ServingState
 
-ABI_VERSION: Final = 5
+ABI_VERSION: Final = 6
 _SHAPE_WORDS: Final = 10
 
 _STATE_ARRAYS: Final = (
@@ -188,6 +188,10 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ign_scored_prefill.restype = None
     prompt = (pointer, int32, int32, int32, pointer)
     library.ign_scored_prefill.argtypes = (*prompt, pointer, int32, pointer, pointer)
+    library.ign_watch.restype = None
+    library.ign_watch.argtypes = [pointer]
+    library.ign_lost_ns.restype = ctypes.c_uint64
+    library.ign_lost_ns.argtypes = [pointer]
     library.ign_logits.restype = ctypes.POINTER(ctypes.c_float)
     library.ign_logits.argtypes = [pointer, ctypes.POINTER(int32)]
 
