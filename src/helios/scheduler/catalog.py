@@ -284,6 +284,8 @@ class Catalog:
 
     def check(self) -> None:
         """Raise InvalidCatalogError for a catalog that `Catalog.of` would not have made."""
+        made = "the tuple that Catalog.of makes"
+        check_type(InvalidCatalogError, "graphs", self.graphs, tuple, made)
         if Catalog.of(self.graphs, completion_tokens=1 << 32).graphs != self.graphs:
             raise InvalidCatalogError(
                 "graphs must be in the order of Catalog.of, without estimates"

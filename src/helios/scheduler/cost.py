@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.scheduler.catalog import Catalog, GraphDescriptor
-from helios.scheduler.checks import check_integer
+from helios.scheduler.checks import check_integer, shown
 from helios.scheduler.errors import InvalidCatalogError
 from helios.scheduler.records import ExecutionTiming
 from helios.scheduler.units import ms_of
@@ -166,7 +166,9 @@ class CostTable:
         """
         for name, duration_ns in seeds.items():
             if name not in self._names:
-                raise InvalidCatalogError(f"cost seed for {name}, which is not in the catalog")
+                raise InvalidCatalogError(
+                    f"cost seed for {shown(name)}, which is not in the catalog"
+                )
             check_integer(InvalidCatalogError, f"cost seed of {name}, ns,", duration_ns, least=1)
         for name in sorted(seeds, key=lambda name: -len(self._names[name])):
             for index in self._names[name]:
