@@ -146,6 +146,7 @@ class World:
         speculation: SpeculationConfig | None = None,
         copies: Callable[[str, np.ndarray], CopySource] | None = None,
         grammars: GrammarFactory | None = None,
+        rules: AdmissionRules | None = None,
         wrap: Callable[[Scheduler], DecisionCore] = lambda scheduler: scheduler,
     ) -> None:
         self.model: Model = model or CountingModel()
@@ -171,7 +172,8 @@ class World:
             clock=self.clock,
             sink=self,
             detokenizers=detokenizers or alphabet_detokenizers(),
-            rules=AdmissionRules(
+            rules=rules
+            or AdmissionRules(
                 resources=resources, vocabulary_size=VOCABULARY, eos_token_ids=(EOS,)
             ),
             trace=self if traced else None,

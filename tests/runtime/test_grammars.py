@@ -106,9 +106,40 @@ def test_ignoring_the_end_token_leaves_it_only_where_nothing_else_may_come():
     assert allowed(ended.masks(list(b"ab"))[2]) == {END}
 
 
-def test_a_token_that_no_mask_allowed_is_a_fault():
+def test_a_token_that_no_mask_allowed_is_a_fault_behind_what_was_allowed():
+    output = opened("abc")
+    assert output.take(b"axc", at=0) == 1
+    for tokens in (b"xc", b"bc"):
+        with pytest.raises(GrammarError, match="not what the grammar allows"):
+            output.take(tokens, at=1)
+    assert (output.admitted(b"bc"), output.forced(9), output.is_complete) == (0, (), False)
     with pytest.raises(GrammarError, match="not what the grammar allows"):
-        opened("abc").take(b"ax", at=0)
+        opened("abc").take(b"x", at=0)
+
+
+def test_where_nothing_may_follow_a_proposal_only_what_is_refused_can_be_drawn():
+    """No token is an x, y or z, so no text of this grammar ever ends."""
+    message = GrammarMessage(kind="regex", text="a?b[x-z]", param="x")
+    for tokens in (b"ab", b"b"):
+        output = compiler(without=(*b"xyz",))(message, ignores_end=False)
+        *_, before, behind = output.masks(tokens)
+        assert ord("b") in allowed(before)
+        assert allowed(behind) == {ord("b")}
+        assert output.take([*tokens, ord("b")], at=0) == len(tokens)
+        assert not output.is_complete
+        with pytest.raises(GrammarError, match="not what the grammar allows"):
+            output.take(b"b", at=len(tokens))
+
+
+def test_a_fault_in_front_of_a_queued_frame_leaves_what_was_taken_before_it():
+    message = GrammarMessage(kind="regex", text="ab[x-z]", param="x")
+    output = compiler(without=(*b"xyz",))(message, ignores_end=False)
+    assert output.mask_after(b"ab", at=0) is None
+    assert output.take(b"ab", at=0) == 2
+    assert not output.is_complete
+    assert (output.admitted(b"x"), output.forced(9)) == (0, ())
+    with pytest.raises(GrammarError, match="admits nothing more"):
+        output.take(b"q", at=2)
 
 
 def test_requests_with_one_grammar_do_not_share_their_place_in_it():
@@ -338,8 +369,9 @@ def test_behind_a_whole_text_there_is_no_mask_and_its_end_is_found_again():
 def test_a_fault_behind_a_queued_frame_is_told_where_its_tokens_are_committed():
     output = opened("abc")
     assert output.mask_after(b"ax", at=0) is None
+    assert output.take(b"ax", at=0) == 1
     with pytest.raises(GrammarError, match="not what the grammar allows"):
-        output.take(b"ax", at=0)
+        output.take(b"x", at=1)
 
 
 def test_a_text_that_must_come_is_forced():

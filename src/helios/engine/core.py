@@ -245,14 +245,15 @@ class EngineCore:
         for request in published.stopped:
             self._scheduler.finish(request.handle)
         self._outbox.extend(published.events)
-        for request, fault in published.faults:
-            self._end_early(request, "error", fault)
         for request in published.ended:
             self._offer_terminal(request)
         for request in (*published.ended, *published.left):
             self._close_when_released(request)
         self._flush()
         self._report(flight, published)
+        # Behind what these have shown before their fault.
+        for request, fault in published.faults:
+            self._end_early(request, "error", fault)
         if self._copying is not None:
             self._supply_copies(flight, self._copying)
         return published.lanes

@@ -38,7 +38,8 @@ class OutputGrammar(Protocol):
     def take(self, tokens: Sequence[int], *, at: int) -> int:
         """Take committed tokens; return how many there were until the text was complete.
 
-        Raises GrammarError for a token that the masks did not allow, and what `mask_after` met.
+        Fewer where the grammar refuses one. Raises GrammarError where that is the first one, or
+        where `mask_after` has met a fault in front of it.
         """
         ...
 
@@ -53,15 +54,16 @@ class OutputGrammar(Protocol):
     def masks(self, proposals: Sequence[int]) -> TokenMasks:
         """Return the mask of the next token, and of the one behind each admitted proposal.
 
-        Raises GrammarError when nothing at all may come next.
+        Raises GrammarError when nothing at all may come next. Where nothing may follow a proposal,
+        a token is allowed that `take` refuses.
         """
         ...
 
     def mask_after(self, tokens: Sequence[int], *, at: int) -> TokenMasks | None:
         """Take tokens and return the mask [1, words] of the one behind them.
 
-        None where the text is complete, and for a fault, which the next `take` raises: what is
-        drawn behind it is never shown.
+        None where the text is complete, and for a fault, which the `take` of what is drawn behind
+        these tokens raises: it is never shown.
         """
         ...
 

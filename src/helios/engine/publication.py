@@ -144,6 +144,7 @@ def _publish_lane(
             published.stopped.append(request)
     if request.is_deliverable(text):
         _deliver(request.take_delta(text), request, published)
+    request.raise_grammar_fault()
 
 
 def _deliver(delta: Delta, request: LiveRequest, published: Publication) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helios.engine.admission import Accepted
-from helios.engine.grammar import OutputGrammar, QueuedMask, TokenMasks
+from helios.engine.grammar import GrammarError, OutputGrammar, QueuedMask, TokenMasks
 from helios.engine.messages import Delta, Finished, LogprobEntry, PromptLogprobs, Submit
 from helios.engine.ports import (
     Copying,
@@ -155,6 +155,11 @@ class LiveRequest:
             self._grammar_fault = fault
             return None
 
+    def raise_grammar_fault(self) -> None:
+        """Raise what ends the request behind the tokens that its grammar took."""
+        if self._grammar_fault is not None and self.finish_reason is None:
+            raise self._grammar_fault
+
     def queued_mask(self) -> QueuedMask:
         """Return what makes the mask behind the tokens that its frame in flight draws."""
         assert self._grammar is not None
@@ -216,7 +221,7 @@ class LiveRequest:
             self._outputs += tokens
         if self._grammar is not None:
             tokens, is_last = self._take_in_grammar(self._grammar, tokens, terminated, is_last)
-            terminated = terminated and not self.host_ended
+            terminated = terminated and not self.host_ended and self._grammar_fault is None
         if self._copying is not None:
             source = self._copy_source(self._copying)
             source.extend(tokens)
@@ -333,6 +338,10 @@ class LiveRequest:
         text = tokens[:-1] if terminated else tokens
         used = grammar.take(text, at=self._grammar_tokens)
         self._grammar_tokens += used
+        if used < len(text) and not grammar.is_complete:
+            # What it has taken is shown, as if the tokens had come one by one.
+            self._grammar_fault = GrammarError("the grammar admits nothing more")
+            return tokens[:used], False
         if not grammar.is_complete:
             return tokens, is_last
         # The end of its grammar is the end of the output: no step is spent on an end token.

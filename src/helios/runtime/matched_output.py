@@ -61,13 +61,16 @@ class MatchedOutput:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing may follow what was taken."""
+        """Nothing may follow what was taken, and nothing need."""
         # The library refuses even to be read while another thread makes a mask.
         with self._lock:
-            return bool(self._matcher.is_stopped())
+            return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def take(self, tokens: Sequence[int], *, at: int) -> int:
-        """Take committed tokens; return how many there were until the text was complete."""
+        """Take committed tokens; return how many there were until the text was complete.
+
+        Or until one that the grammar refuses: raises where that is the first one.
+        """
         with self._lock:
             return self._take(tokens, at)
 
@@ -78,14 +81,16 @@ class MatchedOutput:
             if token in self._ends:
                 text = text[:place]
                 break
-        if not text:
-            return 0
         with self._lock:
+            if not text or self._fault is not None:
+                return 0
             return int(self._matcher.validate_tokens(text))
 
     def forced(self, limit: int) -> Sequence[int]:
         """Return up to `limit` tokens in which text that must come next is usually written."""
         with self._lock:
+            if self._fault is not None:
+                return ()
             text = self._guide.forced() if self._guide is not None else b""
             text = text or self._matcher.compute_ff_bytes()
             if not text:
@@ -94,18 +99,25 @@ class MatchedOutput:
             return run[: self._matcher.validate_tokens(run)] if run else ()
 
     def masks(self, proposals: Sequence[int]) -> TokenMasks:
-        """Return the mask of the next token, and of the one behind each admitted proposal."""
+        """Return the mask of the next token, and of the one behind each admitted proposal.
+
+        Where nothing may follow a proposal, it alone is allowed behind itself: only what `take`
+        then refuses can be drawn there.
+        """
         masks = np.zeros((len(proposals) + 1, self._words), np.uint32)
         with self._lock:
-            self._fill(masks[0])
-            taken = 0
+            self._fill(masks[0], self._matcher)
+            # A matcher that admits nothing more cannot go back, and a copy takes a microsecond.
+            ahead = self._matcher.deep_copy() if proposals else self._matcher
             for row, token in enumerate(proposals, 1):
-                if not self._matcher.consume_token(token):
+                if not ahead.consume_token(token):
                     raise GrammarError(f"proposal {token} is not what the grammar allows here")
-                taken = row
-                self._fill(masks[row])
-            if taken and not self._matcher.rollback(taken):
-                raise GrammarError(f"the grammar cannot go back: {self._matcher.get_error()}")
+                try:
+                    self._fill(masks[row], ahead)
+                except GrammarError:
+                    masks[row:] = 0
+                    masks[row:, token // 32] = np.uint32(1 << token % 32)
+                    break
         return masks
 
     def mask_after(self, tokens: Sequence[int], *, at: int) -> TokenMasks | None:
@@ -113,10 +125,10 @@ class MatchedOutput:
         with self._lock:
             try:
                 self._take(tokens, at)
-                if self._matcher.is_stopped():
+                if self._fault is not None or self._matcher.is_stopped():
                     return None
                 masks = np.zeros((1, self._words), np.uint32)
-                self._fill(masks[0])
+                self._fill(masks[0], self._matcher)
             except Exception as fault:  # noqa: BLE001 - it ends one request, not its whole frame.
                 self._fault = GrammarError(str(fault))
                 return None
@@ -124,26 +136,31 @@ class MatchedOutput:
 
     def _take(self, tokens: Sequence[int], at: int) -> int:
         """Take those of the tokens behind the first `at` that nobody has taken yet."""
-        if self._fault is not None:
+        if self._fault is None:
+            self._consume(tokens[max(0, self._taken - at) :])
+        used = min(len(tokens), self._taken - at)
+        if self._fault is not None and used <= 0:
             raise self._fault
-        new = tokens[max(0, self._taken - at) :]
+        return used
+
+    def _consume(self, tokens: Sequence[int]) -> None:
+        """Take tokens up to the end of the text or to one that is refused, which is a fault."""
         before = self._taken
-        for token in new:
+        for token in tokens:
             if self._matcher.is_stopped():
                 break
             if not self._matcher.consume_token(token):
                 self._fault = GrammarError(f"token {token} is not what the grammar allows here")
-                raise self._fault
+                break
             self._taken += 1
-        if self._guide is not None and not self._guide.take(new[: self._taken - before]):
+        if self._guide is not None and not self._guide.take(tokens[: self._taken - before]):
             self._guide = None
-        return min(len(tokens), self._taken - at)
 
-    def _fill(self, mask: TokenMasks) -> None:
-        """Write one mask."""
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error() or not mask.any():
-            check_matcher(self._matcher, "admits nothing more")
+    def _fill(self, mask: TokenMasks, matcher: llguidance.LLMatcher) -> None:
+        """Write the mask behind what a matcher has taken."""
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error() or not mask.any():
+            check_matcher(matcher, "admits nothing more")
             raise GrammarError("the grammar admits no token here")
         if self._ignores_end:
             open_ended = mask & ~self._end_bits
