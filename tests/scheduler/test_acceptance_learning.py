@@ -15,12 +15,14 @@ from helios.scheduler import (
     ExecutionTiming,
     Fence,
     GraphKind,
+    ProposalSource,
     ScheduledPlan,
     SelectionReason,
     SpeculationConfig,
     StalePlanError,
     exploration,
 )
+from helios.scheduler.acceptance import COPY, LEARNED
 from helios.scheduler.geometry import Integers
 from helios.scheduler.learning import best_probe
 from helios.scheduler.policy import rank_key
@@ -29,7 +31,7 @@ from helios.scheduler.requests import UNLIMITED, Request
 from helios.scheduler.streams import lane_limits
 from tests.scheduler import test_exploration
 from tests.support.books import Books
-from tests.support.catalogs import Recipe, recipe
+from tests.support.catalogs import ModelledCatalog, Recipe, recipe
 from tests.support.snapshot import freeze
 from tests.support.world import Flight, World, honest_timing
 
@@ -124,6 +126,21 @@ def test_probes_stop_when_there_is_nothing_to_learn() -> None:
     after = world.scheduler.exploration()[LEARNING]
     assert after.spent_ns == before.spent_ns
     assert after.credit_ms == 5.0
+
+
+def test_a_search_is_made_once_in_so_many_commits_while_the_credit_stays_full() -> None:
+    """Every program is priced a second time for it, and full credit often finds nothing (11.9)."""
+    world = world_of(Spell(0, 100_000), slowness=10)
+    state = world.scheduler._state
+    searched: dict[int, None] = {}
+
+    def search(*_: object) -> None:
+        searched[state.commits - state.learning_since] = None
+
+    with mock.patch.object(exploration, "deeper_round", search):
+        world.run(1_000)
+    assert [*searched] == [*range(0, max(searched) + 1, 128)]
+    assert len(searched) > 3
 
 
 def test_a_probe_is_deeper_alone_and_pays_once() -> None:
@@ -233,10 +250,10 @@ WIDE = recipe(
 )
 
 
-def busy_world(seed: int) -> tuple[World, random.Random]:
+def busy_world(seed: int, model: ModelledCatalog = WIDE) -> tuple[World, random.Random]:
     """Return a world in the middle of rounds, prompts and retirements at measured costs."""
     draw = random.Random(seed)
-    world = World(WIDE, rows=8, speculation=ADAPTIVE, seeded=tuple(WIDE.duration_ns))
+    world = World(model, rows=8, speculation=ADAPTIVE, seeded=tuple(model.duration_ns))
     for index in range(9):
         begin = draw.randrange(200)
         spell = Spell(begin, begin + draw.randrange(200))
@@ -271,10 +288,15 @@ def test_the_least_recent_alternative_is_found_without_making_all(seed: int) -> 
     assert compared > 10
 
 
+SWIFT = ModelledCatalog(WIDE.catalog, {name: ns // 64 for name, ns in WIDE.duration_ns.items()})
+"""The same programs in a fraction of a millisecond, where a rate is more than a gain."""
+
+
+@pytest.mark.parametrize("model", [WIDE, SWIFT], ids=["wide", "swift"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_best_probe_is_found_without_making_all(seed: int) -> None:
+def test_the_best_probe_is_found_without_making_all(seed: int, model: ModelledCatalog) -> None:
     """Stopping at the bound leaves the same probe as offering every deeper round (11.9)."""
-    world, draw = busy_world(seed)
+    world, draw = busy_world(seed, model)
     found = 0
     for _ in range(80):
         if not world.step():
@@ -298,6 +320,40 @@ def test_the_best_probe_is_found_without_making_all(seed: int) -> None:
         assert fast == (None if slow is None else slow.offer.candidate)
         found += fast is not None
     assert found > 5
+
+
+COPYING = recipe(Recipe(rows=2, prefills=(64,), widths=(1, 2, 4), copy_depths=(3,)))
+
+
+def test_a_probe_of_copies_is_as_informed_as_copies_are() -> None:
+    """The least informed prefix is told by the aged weight of what the round proposes (11.9)."""
+    world = World(COPYING, rows=2, speculation=ADAPTIVE, seeded=tuple(COPYING.duration_ns))
+    for name in ("s0", "s1"):
+        world.admit(name, 64, 1_000, acceptance=Spell(300, 400))
+    world.run(60)
+    while world.queue:
+        world.finish_frame()
+    for stream in world.streams.values():
+        world.scheduler.supply_copies(stream.handle, 3)
+    state = world.scheduler._state
+    assert world.plan() is not None
+    assert state.decision is not None
+    seen: dict[ProposalSource, list[list[float]]] = {}
+    for block in state.decision.decision.optimistic():
+        for entry in range(len(block.rate)):
+            offer = exploration._offer_of(state, block.best(entry))
+            graph = state.catalog.graphs[offer.candidate.graph_index]
+            if not graph.proposal_depth:
+                continue
+            requests = [lane.request for lane in offer.lanes]
+            expected = state.history.acceptance.weights(
+                np.array([request.row for request in requests]),
+                {ProposalSource.LEARNED: LEARNED, ProposalSource.COPY: COPY}[graph.source],
+                np.array([request.output_count for request in requests]),
+            ).tolist()
+            assert offer.weights() == expected, graph.name
+            seen[graph.source] = expected
+    assert seen[ProposalSource.COPY] != seen[ProposalSource.LEARNED]
 
 
 def test_a_speculative_refresh_runs_one_complete_program_and_pays_once() -> None:

@@ -147,6 +147,33 @@ def test_what_cannot_grow_is_preempted_and_goes_on_where_it_stopped() -> None:
     assert_everything_is_back(world)
 
 
+def test_a_value_rate_is_priced_service_at_the_reference_rate() -> None:
+    """Per ms of the interval in which everybody gets a token, and per prompt token that the machine
+    consumes, which prompts share (6.5): whoever has the least of it per page goes first."""
+    world = growing(pages=64)
+    for name in "abcd":
+        world.admit(name, 8 if name in "ab" else 64, 40)
+    while min(len(world.streams[name].tokens) for name in "ab") < 1:
+        world.step()
+    state, policy = world.scheduler._state, world.policy
+    running = state.table.resident
+    generating = [request.phase is Phase.DECODE for request in running]
+    assert generating == [True, True, False, False]
+    # Batches of one take 2 * 3 ms for both, one of four 3.5 ms; 32 prompt tokens take 9 ms.
+    interval_ms, token_rate = 3.5, 32 / 9
+    rates = paging._value_rates(state, running)
+    for request in running:
+        fairness = policy.token_fairness * (request.account.token_price or 0.0)
+        if request.phase is not Phase.DECODE:
+            assert rates[request] == pytest.approx((1.0 + fairness) * token_rate / 2)
+            continue
+        visible = request.delivery_price
+        if visible is None:
+            visible = interval_ms
+        value = policy.output_token_value + fairness + policy.delivery_fairness * visible
+        assert rates[request] == pytest.approx(value / interval_ms)
+
+
 def test_a_preempted_request_keeps_handle_prices_and_counters() -> None:
     """It waits at the head of the line, and nothing about it has been forgotten (6.7)."""
     world = growing(pages=12)
