@@ -8,13 +8,31 @@ from typing import Annotated
 import typer
 
 from flare.options import Preset
-from helios.scheduler import PolicyConfig
+from helios.scheduler import InvalidPolicyError, PolicyConfig
 
+NS_PER_MS = 1_000_000
+_PRESETS = {
+    Preset.BALANCED: PolicyConfig.balanced(),
+    Preset.THROUGHPUT: PolicyConfig.throughput(),
+}
 _PANEL = "Scheduling policy (fields override the preset)"
 
 
-def _field(option: str, meaning: str) -> object:
-    return typer.Option(option, rich_help_panel=_PANEL, help=meaning)
+_TTL_MS_LEAST, _TTL_MS_MOST = 0.000_001, 4.6e12
+"""A nanosecond, and the largest count of them that a time can be."""
+
+
+def _field(option: str, name: str, meaning: str) -> object:
+    """Return the option of a field; its help ends with the field's range and its presets."""
+    values = PolicyConfig.range_of(name)
+    presets = [getattr(preset, name) for preset in _PRESETS.values()]
+    if name == "estimate_ttl_ns":
+        values = f"{_TTL_MS_LEAST:f} to {_TTL_MS_MOST:g}"
+        presets = [ttl_ns / NS_PER_MS for ttl_ns in presets]
+    said = [f"{preset} {value:g}" for preset, value in zip(_PRESETS, presets, strict=True)]
+    default = f"default {presets[0]:g}" if len({*presets}) == 1 else ", ".join(said)
+    help_text = f"{meaning} ({values}; {default})."
+    return typer.Option(option, rich_help_panel=_PANEL, help=help_text)
 
 
 PresetOption = Annotated[
@@ -27,37 +45,62 @@ PresetOption = Annotated[
 ]
 OutputTokenValue = Annotated[
     float | None,
-    _field("--scheduler-output-token-value", "Value of an output token, in prompt tokens."),
+    _field(
+        "--scheduler-output-token-value",
+        "output_token_value",
+        "Value of an output token, in prompt tokens",
+    ),
 ]
 TokenFairness = Annotated[
-    float | None, _field("--scheduler-token-fairness", "Weight of equal token rates.")
+    float | None,
+    _field("--scheduler-token-fairness", "token_fairness", "Weight of equal token rates"),
 ]
 DeliveryFairness = Annotated[
-    float | None, _field("--scheduler-delivery-fairness", "Weight of equal delivery rates.")
+    float | None,
+    _field("--scheduler-delivery-fairness", "delivery_fairness", "Weight of equal delivery rates"),
 ]
 DecodeAgePrice = Annotated[
     float | None,
-    _field("--scheduler-decode-age-price", "Price of waiting for output, value/ms^2."),
+    _field(
+        "--scheduler-decode-age-price",
+        "decode_age_price",
+        "Price of waiting for output, value/ms^2",
+    ),
 ]
 TerminalValue = Annotated[
     float | None,
-    _field("--scheduler-terminal-value", "Value of retiring a finished request, in prompt tokens."),
+    _field(
+        "--scheduler-terminal-value",
+        "terminal_value",
+        "Value of retiring a finished request, in prompt tokens",
+    ),
 ]
 TerminalAgePrice = Annotated[
     float | None,
-    _field("--scheduler-terminal-age-price", "Price of a finished request's wait, value/ms^2."),
+    _field(
+        "--scheduler-terminal-age-price",
+        "terminal_age_price",
+        "Price of a finished request's wait, value/ms^2",
+    ),
 ]
 AdaptationMs = Annotated[
-    float | None, _field("--scheduler-adaptation-ms", "How fast prices follow service, in ms.")
+    float | None,
+    _field("--scheduler-adaptation-ms", "adaptation_ms", "How fast prices follow service, in ms"),
 ]
 EstimateTtlMs = Annotated[
     float | None,
-    _field("--scheduler-estimate-ttl-ms", "How long a measured duration stays fresh, in ms."),
+    _field(
+        "--scheduler-estimate-ttl-ms",
+        "estimate_ttl_ns",
+        "How long a measured duration stays fresh, in ms",
+    ),
 ]
 ArrivalShares = Annotated[
     float | None,
     _field(
-        "--scheduler-arrival-shares", "A newcomer's first price, in fair shares of the machine."
+        "--scheduler-arrival-shares",
+        "arrival_shares",
+        "A newcomer's first price, in fair shares of the machine",
     ),
 ]
 
@@ -65,7 +108,8 @@ PrefillBalance = Annotated[
     float | None,
     _field(
         "--scheduler-prefill-balance",
-        "Weight of all prompts together, in multiples of all running streams.",
+        "prefill_balance",
+        "Weight of all prompts together, in multiples of all running streams",
     ),
 ]
 
@@ -73,38 +117,41 @@ AdaptiveVerificationAlpha = Annotated[
     float | None,
     _field(
         "--mtp-adaptive-verification-alpha",
-        "Exponent on the survival of proposals in the scores of speculative programs (1: as it is "
-        "expected; above: wide rounds only for proposals that are nearly certain).",
+        "adaptive_verification_alpha",
+        "Exponent on the survival of proposals in the scores of speculative programs; above 1: "
+        "wide rounds only for proposals that are nearly certain",
     ),
 ]
 CheckpointExtraWorkFraction = Annotated[
     float | None,
     _field(
         "--scheduler-checkpoint-extra-work-fraction",
-        "Extra work for checkpoints of a prompt, as a share of its prefill (0 to 1).",
+        "checkpoint_extra_work_fraction",
+        "Extra work for checkpoints of a prompt, as a share of its prefill",
     ),
 ]
 GapObjectiveMs = Annotated[
     float | None,
     _field(
         "--scheduler-gap-objective-ms",
-        "Gap that running streams should stay below, in ms (0: none).",
+        "gap_objective_ms",
+        "Gap that running streams should stay below, in ms; 0: none",
     ),
 ]
 AloneServiceShare = Annotated[
     float | None,
     _field(
         "--scheduler-alone-service-share",
-        "Streams alone: the shortest round with this share of the best rate (0: by score; "
-        "balanced: 0.99).",
+        "alone_service_share",
+        "Streams alone: the shortest round with this share of the best rate; 0: by score",
     ),
 ]
 PopulationWeight = Annotated[
     float | None,
     _field(
         "--mtp-population-weight",
-        "Observations as which a new request counts the acceptance of earlier ones (0: none; "
-        "balanced: 8).",
+        "population_weight",
+        "Observations as which a new request counts the acceptance of earlier ones; 0: none",
     ),
 ]
 
@@ -135,9 +182,11 @@ class PolicyOptions:
         said = {
             name: value for name, value in dataclasses.asdict(self).items() if value is not None
         }
-        is_balanced = said.pop("preset") is Preset.BALANCED
+        preset = said.pop("preset")
         ttl_ms = said.pop("estimate_ttl_ms", None)
         if ttl_ms is not None:
-            said["estimate_ttl_ns"] = int(ttl_ms * 1_000_000)
-        base = PolicyConfig.balanced() if is_balanced else PolicyConfig.throughput()
-        return dataclasses.replace(base, **said)
+            if not _TTL_MS_LEAST <= ttl_ms <= _TTL_MS_MOST:
+                limits = f"from {_TTL_MS_LEAST:f} to {_TTL_MS_MOST:g}"
+                raise InvalidPolicyError(f"policy.estimate_ttl_ms must be {limits}, not {ttl_ms!r}")
+            said["estimate_ttl_ns"] = round(ttl_ms * NS_PER_MS)
+        return dataclasses.replace(_PRESETS[preset], **said)

@@ -102,6 +102,15 @@ class PolicyConfig:
     """Extra prefill splits and snapshot copies of a request, as a share of its prefill work, at
     most 1."""
 
+    @staticmethod
+    def range_of(name: str) -> str:
+        """Return the range of a field's finite values as people read it: what is checked here."""
+        if name == "estimate_ttl_ns":
+            return "1 or more"
+        if name in _MOST_POLICY:
+            return f"0 to {_MOST_POLICY[name]:g}"
+        return "above 0" if name in _POSITIVE else "0 or more"
+
     @property
     def weighs_prompts_as_class(self) -> bool:
         """Whether prompts have their token weight together (decision 0005)."""
