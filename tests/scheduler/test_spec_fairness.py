@@ -101,7 +101,10 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
 def test_nobody_starves(seed: int) -> None:
-    """With positive fairness every runnable request is served within a bound (decisions, 11.7)."""
+    """With positive fairness every runnable request is served within a bound (decisions, 11.7).
+
+    At the default adaptation the bound is longer than this run: `test_starvation` has shorter ones.
+    """
     model = gpu_like(rows=8, prefills=(64, 512, 4096))
     world = World(model, rows=8, policy=(PolicyConfig(), PolicyConfig.balanced())[seed % 2])
     waits = Waits(world)
