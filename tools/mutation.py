@@ -133,6 +133,7 @@ EXTRA = {
     "chains": ("test_pairs.py", "test_oracle_preparing.py"),
     "learning": ("test_acceptance_learning.py",),
     "refresh": ("test_exploration.py",),
+    "standing": ("test_tenant_histories.py",),
 }
 """Tests of a module that do not carry its name."""
 MODULES = (

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from helios.scheduler import (
@@ -247,6 +248,24 @@ def test_a_pair_without_hope_has_no_undominated_choice(mode: DecodeMode) -> None
                 hopeless = flags is not None and bool(flags[entry])
                 counts["hopeless" if hopeless else "left"] += 1
                 assert not hopeless or undominated(view, block, entry) is None
+    assert min(counts.values()) > 50, counts
+
+
+@pytest.mark.parametrize("mode", list(DecodeMode))
+def test_a_settled_entry_is_compared_like_its_candidate(mode: DecodeMode) -> None:
+    """Whether it is known, its score, its time and how many it serves; only ties look at the
+    candidate itself (5.5)."""
+    random_, counts = random.Random(f"{mode.value} settled"), {1: 0, 2: 0}
+    for _ in range(40):
+        view = view_of(random_world(random_, mode, 5), mode)
+        for block in blocks_of(view):
+            for entry in np.flatnonzero(block.settled & (block.rate > -np.inf)).tolist():
+                best = block.best(entry)
+                assert block.determinate[entry] == best.determinate
+                assert block.rate[entry] == pytest.approx(-best.negative_rate, rel=1e-12)
+                assert block.known_ms[entry] == best.known_ms or not best.determinate
+                assert block.served[entry] == best.served
+                counts[min(best.served, 2)] += 1
     assert min(counts.values()) > 50, counts
 
 

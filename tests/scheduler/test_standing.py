@@ -11,15 +11,19 @@ import pytest
 from helios.scheduler import (
     Catalog,
     DecodeMode,
+    GraphKind,
+    Phase,
     ProposalSource,
     RequestHandle,
     RequestSpec,
     SpeculationConfig,
 )
 from helios.scheduler.acceptance import COPY, LEARNED, MEAN, AcceptanceTable
+from helios.scheduler.cost import CostTable
 from helios.scheduler.reference import decode_token_interval_ms
 from helios.scheduler.requests import Request
 from helios.scheduler.shapes import Shapes
+from helios.scheduler.standing import Standing
 from tests.support.catalogs import descriptor
 
 NAMES = (
@@ -115,3 +119,37 @@ def test_one_proposal_is_enough_for_acceptance_to_price_rounds(
     catalog = Catalog.of([descriptor(name) for name in (*NAMES[:5], *deeper)])
     shapes = Shapes(catalog, SpeculationConfig(mode=DecodeMode.ADAPTIVE))
     assert shapes.geometry.proposes is proposes
+
+
+def resident(arrival: int, phase: Phase, cached: int) -> Request:
+    """Return a request that has consumed a prompt of 100 tokens up to `cached` of them."""
+    spec = RequestSpec(prompt_tokens=100, max_output_tokens=9)
+    request = Request(RequestHandle(arrival, 0), spec, arrival, 0)
+    request.row, request.phase, request.prompt_done = arrival, phase, cached
+    return request
+
+
+def test_a_snapshot_is_as_long_as_what_retires_or_else_as_the_prompts() -> None:
+    """The mean is over the rows that a graph of the kind would serve (13.3)."""
+    catalog = Catalog.of(
+        [
+            *(descriptor(name) for name in NAMES if name != "terminal-b1"),
+            descriptor("terminal-b1", context_intervals=(50,)),
+        ]
+    )
+    shapes = Shapes(catalog, SpeculationConfig(mode=DecodeMode.ADAPTIVE))
+    prompts = [resident(0, Phase.PREFILL, 10), resident(1, Phase.PREFILL, 40)]
+    leaving = resident(2, Phase.TERMINAL, 100)
+
+    def means(residents: list[Request]) -> dict[GraphKind, float]:
+        found = Standing(shapes, CostTable(catalog, ttl_ns=1), residents)._mean_cached_tokens()
+        return dict(zip(GraphKind, found, strict=True))
+
+    long = leaving.position_after(0)
+    assert long > 40
+    alone = means(prompts)
+    assert (alone[GraphKind.TERMINAL], alone[GraphKind.SNAPSHOT]) == (0.0, 25.0)
+    assert (alone[GraphKind.PREFILL], alone[GraphKind.SPECULATIVE]) == (25.0, 0.0)
+    beside = means([*prompts, leaving])
+    assert (beside[GraphKind.TERMINAL], beside[GraphKind.SNAPSHOT]) == (long, long)
+    assert beside[GraphKind.PREFILL] == 25.0
