@@ -1,8 +1,8 @@
 """200 prompts on servers of every kind: token for token the answers of one without speculation.
 
 Prompts of one token to several chunks, greedy and sampled, constrained and free, while clients hang
-up beside them; servers differ in batch shapes, widths, sources and mixed programs. The tiny model's
-tokens are bytes and its greedy answers run into loops.
+up beside them; servers differ in batch shapes, widths, sources and mixed programs. Then each is
+abused. The tiny model's tokens are bytes and its greedy answers run into loops.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.flare.abuse import bodies_of, check_answers, check_refusal, check_release, free_bodies
 from tests.flare.agreeing_head import write_agreeing_head
 from tests.flare.flare_process import running
 from tests.flare.test_draft_models import write_draft
@@ -40,7 +41,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "copies": (*MIXING, "--speculation", "copy"),
     "alone": ("--concurrency", "1", "--prefill-capacities", "16", "--threads", "1"),
     "wide": (*WIDE, "--speculative-token-capacity", "64"),
-    "shared": (*WIDE, "--speculative-token-capacity", "16", "--row-sharing", "host"),
+    "shared": (
+        *(*WIDE, "--speculative-token-capacity", "16", "--survival"),
+        *("--row-sharing", "host"),
+    ),
     "head": (*DRAFTING, "--row-sharing", "device", "--draft", "head.safetensors"),
     "pair": (*DRAFTING, "--draft", "small"),
 }
@@ -72,6 +76,7 @@ VARIANTS = {
     "shared": Variant(
         "shared", 8, ("--row-sharing", "host", *PROMPTS_FIRST), ("speculative-b8-d7-w8-p16-copy",)
     ),
+    "survival": Variant("shared", 4, ("--survival",), (COPIES,)),
     "learned": Variant("head", 4, LEARNED, (OWN,)),
     "learned-fixed": Variant("head", 4, (*LEARNED, *FIXED, "--draft-tokens", "3"), (OWN,)),
     "both": Variant("head", 5, (), (COPIES, OWN)),
@@ -154,17 +159,29 @@ def packages(base: Path) -> Callable[[str], Path]:
     return package
 
 
+class Expected(NamedTuple):
+    answers: list[Answer]
+    """To BODIES."""
+    together: list[tuple[str, str]]
+    """To what comes in one request."""
+    abuse: list[dict[str, Any]]
+    abused: list[Answer]
+
+
 @pytest.fixture(scope="module")
-def expected(base: Path, packages: Callable[[str], Path]) -> tuple[list[Answer], Any]:
+def expected(base: Path, packages: Callable[[str], Path]) -> Expected:
     """The answers of a server without speculation and mixed programs."""
     with running([str(packages("plain")), "--speculation", "off"], base / "log") as (url, _):
         server = Server(url)
         answers, together = server.ask_all(BODIES, 4), server.ask_together()
+        abuse = bodies_of(server.ask_all(free_bodies(), 4))
+        abused = server.ask_all(abuse, 4)
         found = server.programs()
         server.client.close()
     assert all(name.startswith(("decode", "prefill", "initialize", "terminal")) for name in found)
     assert len({answer[0] for answer in answers}) > PROMPTS // 2
-    return answers, together
+    check_answers(abuse, abused)
+    return Expected(answers, together, abuse, abused)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -175,10 +192,13 @@ def test_answers_are_those_of_single_steps(base, packages, expected, name) -> No
         server = Server(url)
         with Leavers(server) as leavers:
             answers = server.ask_all(BODIES, variant.streams)
-        assert server.ask_together() == expected[1]
+        assert server.ask_together() == expected.together
+        assert server.ask_all(expected.abuse, variant.streams) == expected.abused
+        check_refusal(server)
+        check_release(server)
         metrics, programs = server.metrics(), server.programs()
         server.client.close()
-    for number, (mine, theirs) in enumerate(zip(answers, expected[0], strict=True)):
+    for number, (mine, theirs) in enumerate(zip(answers, expected.answers, strict=True)):
         assert mine == theirs, f"prompt {number}"
     assert leavers.count > 5
     for pattern in variant.programs:
