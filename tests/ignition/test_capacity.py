@@ -280,6 +280,24 @@ def test_mixed_programs_are_those_of_the_source_document(
     assert not mixed_of(plan(**options))
 
 
+def test_the_example_of_the_source_document_lacks_the_width_that_is_no_power_of_two() -> None:
+    """Four requests, chunks of up to 4,096 tokens in ten sizes, five proposals, six target rows:
+    22 + 20 there, of which a width of three is left out here (decision 22)."""
+    prompts = (64, 128, 192, 256, 384, 512, 1024, 2048, 3072, 4096)
+    planned = plan(
+        mixed_prefill=True,
+        concurrency=4,
+        prefill_capacities=prompts,
+        draft_tokens=5,
+        speculative_token_capacity=6,
+    )
+    found, every = mixed_of(planned, speculates=True), (2, 3, 4, 5, 6)
+    assert (len(found), len(mixed_of(planned))) == (21, 20)
+    expected = mixed_shapes((1, 2, 4), prompts, every, 6)
+    assert len(expected) == 22
+    assert set(expected) - set(found) == {(2, 512, 3)}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
