@@ -193,10 +193,10 @@ def _run(trace: str, load: float, policy: str, data: Path) -> Row:
 
 
 def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
-    """Judge the preset, without and with the objective stated, against the best baseline of each
+    """Judge the preset, without and with the objective stated, against the best baseline of every
     load, window by window."""
     found = []
-    for load, name in itertools.product(LOADS, ("helios", STATED)):
+    for load, name in itertools.product(LOADS, ("helios", STATED, FINE)):
         cells = [row for row in rows.values() if row["load %"] == round(100 * load)]
         ours = next((row for row in cells if row["policy"] == name), None)
         rivals = [row for row in cells if not str(row["policy"]).startswith("helios")]
