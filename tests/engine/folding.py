@@ -23,7 +23,7 @@ from helios.scheduler import (
     ResourceConfig,
     RowAllocation,
 )
-from tests.runtime.counting import EOS, logprobs_of
+from tests.runtime.counting import EOS, allowed_token, logprobs_of
 from tests.support.catalogs import descriptor
 
 PAGE = 16
@@ -76,15 +76,6 @@ def expected_output(prompt: Sequence[int], limit: int) -> list[int]:
         output.append(token_after(fold))
         fold = folded(fold, output[-1])
     return output
-
-
-def matching(fold: int, proposals: Sequence[int]) -> int:
-    """Return how many of the proposals the model would have produced itself."""
-    for count, token in enumerate(proposals):
-        if token != token_after(fold):
-            return count
-        fold = folded(fold, token)
-    return len(proposals)
 
 
 @dataclasses.dataclass
@@ -170,14 +161,19 @@ class FoldingDevice:
         fed = state.prompt_length + state.output_count - state.replayed - 1
         assert lane.position >= len(state.folds) == fed
         accepted = min(rows - 1, (state.fold >> 20) % 5)
-        if graph.source is ProposalSource.COPY:
-            assert len(lane.copied_token_ids) == rows - 1
-            accepted = matching(folded(state.fold, state.pending), lane.copied_token_ids)
+        is_copied = graph.source is ProposalSource.COPY
+        assert not is_copied or len(lane.copied_token_ids) == rows - 1
+        assert lane.masks is None or len(lane.masks) == rows
         self._scribble(state, lane, rows)
         tokens: list[int] = []
-        while len(tokens) <= accepted and not state.is_finished:
+        for place in range(rows):
             self._write(state, lane, state.pending)
-            tokens.append(self._sample(state))
+            tokens.append(self._sample(state, lane, place))
+            goes_on = place < accepted
+            if is_copied:
+                goes_on = lane.copied_token_ids[place : place + 1] == (tokens[-1],)
+            if state.is_finished or not goes_on:
+                break
         offered = rows if rows < lane.query_length else 0
         return self._output(state, tokens, offered)
 
@@ -192,7 +188,7 @@ class FoldingDevice:
         for token in tokens.tolist():
             self._write(state, lane, token)
         assert lane.is_final_chunk == (len(state.folds) == state.prompt_length)
-        sampled = [self._sample(state)] if lane.is_final_chunk else []
+        sampled = [self._sample(state, lane, 0)] if lane.is_final_chunk else []
         output = self._output(state, sampled, 0)
         if graph.kind is not GraphKind.SCORED_PREFILL:
             return output
@@ -207,8 +203,9 @@ class FoldingDevice:
             tokens=tuple(tokens), terminated=state.is_finished, logprobs=scores, offered=offered
         )
 
-    def _sample(self, state: RowState) -> int:
-        state.pending = token_after(state.fold)
+    def _sample(self, state: RowState, lane: FrameLane, place: int) -> int:
+        mask = None if lane.masks is None else lane.masks[place]
+        state.pending = allowed_token(mask, token_after(state.fold))
         state.output_count += 1
         state.is_finished = state.pending in state.stop_token_ids
         return state.pending
@@ -244,11 +241,13 @@ class FoldingDevice:
 
     def _snapshot(self, state: RowState, lane: FrameLane) -> None:
         self._verify(state, lane)
-        assert lane.position == len(state.folds)
         if lane.snapshot_row >= 0:
+            assert lane.position == len(state.folds)
             self.snapshots[lane.snapshot_row] = copy.copy(state.folds)
         else:
+            # Nothing is kept of it: behind an answer that its grammar ended a step had run ahead.
             assert lane.is_retired, "a copy has a destination unless it only lets a row go"
+            assert lane.position <= len(state.folds)
         if lane.is_retired:
             del self.rows[lane.row]
 

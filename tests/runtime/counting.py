@@ -107,12 +107,20 @@ def logprobs_of(token: int, alternatives: int) -> TokenLogprobs:
     )
 
 
-def allowed_token(lane: FrameLane, token: int) -> int:
-    """Return the token, or the next one that the lane's mask allows."""
+def masked_token(lane: FrameLane, token: int) -> int:
+    """Return what a lane of one row draws instead of a token that its mask may not allow."""
     if lane.masks is None:
         return token
-    assert lane.masks.shape == (1, MASK_WORDS)
-    bits = np.unpackbits(lane.masks[0].view(np.uint8), bitorder="little")
+    assert len(lane.masks) == 1
+    return allowed_token(lane.masks[0], token)
+
+
+def allowed_token(mask: np.ndarray | None, token: int) -> int:
+    """Return the token, or the next one that the mask allows."""
+    if mask is None:
+        return token
+    assert mask.shape == (MASK_WORDS,)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     allowed = np.flatnonzero(bits)
     return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
 
@@ -174,7 +182,7 @@ class CountingProgram:
         output = LaneOutput()
         if lane.is_final_chunk:
             assert lane.next_prompt_token_id == -1
-            output = rows.emit(row, allowed_token(lane, (int(tokens[-1]) + 1) % VOCABULARY))
+            output = rows.emit(row, masked_token(lane, (int(tokens[-1]) + 1) % VOCABULARY))
         if self._descriptor.kind is GraphKind.SCORED_PREFILL:
             sampling = rows.sampling[row]
             assert sampling is not None
@@ -191,7 +199,7 @@ class CountingProgram:
         assert lane.position == rows.cached[row]
         assert rows.cached[row] < len(lane.pages) * PAGE
         rows.cached[row] += 1
-        return rows.emit(row, allowed_token(lane, int(rows.pending[row] + 1) % VOCABULARY))
+        return rows.emit(row, masked_token(lane, int(rows.pending[row] + 1) % VOCABULARY))
 
     def _retire(self, lane: FrameLane) -> LaneOutput:
         rows, row = self._rows, lane.row
