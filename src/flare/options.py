@@ -241,10 +241,11 @@ RowSharingOption = Annotated[
     typer.Option(
         "--row-sharing",
         rich_help_panel=_SPECULATION,
-        help="Prepare (and run) rounds whose requests share --speculative-token-capacity target "
-        "rows, for so many requests that not all of them can have the widest round. host: the "
-        "scheduler deals the rows by what was accepted before; device: programs of learned "
-        "proposals also deal them themselves, by the draft head's confidence in each.",
+        help="Prepare (and run) rounds whose requests share target rows. host: the scheduler deals "
+        "--speculative-token-capacity of them by what was accepted before, where so many requests "
+        "run that not all can have the widest round; device: programs of learned proposals also "
+        "deal them themselves, for two requests or more, by the draft head's confidence in each: "
+        "half of what the widest round has, at most that capacity.",
     ),
 ]
 SurvivalOption = Annotated[
