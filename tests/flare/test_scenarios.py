@@ -18,6 +18,7 @@ import pytest
 from tests.flare.flare_process import running
 from tests.flare.test_run import HAS_COMPILER
 from tests.flare.tiny_directory import write_tiny_directory
+from tests.flare.tried_first import prepare_tried_first, proposes
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,12 +97,32 @@ def asker(
     base = tmp_path_factory.mktemp("scenarios")
     model = write_tiny_directory(base / "tiny")
     options = ["--concurrency", str(SLOTS), "--prefill-capacities", "16,64", "--threads", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLARE_CACHE", str(base / "cache"))
-        with running([str(model), *options, *MODES[request.param]], base / "log") as (url, _):
-            asker = Asker(url)
-            yield asker
-            asker.client.close()
+    package = prepare_tried_first(
+        model, [*options, "--speculation", "copy"], base / "package", proposes
+    )
+    with running([str(package), *MODES[request.param]], base / "log") as (url, _):
+        asker = Asker(url)
+        yield asker
+        asker.client.close()
+
+
+def test_each_mode_runs_programs_of_its_own(asker: Asker, request) -> None:
+    """Text that must come is proposed, and rounds are tried first: an adaptive server has some."""
+    form = {"guided_regex": "(abcdabcd){20}"}
+    for _ in range(2):
+        asker.client.completions.create(
+            model="tiny", prompt="ab", max_tokens=200, temperature=0, extra_body=form
+        )
+    text = httpx.get(f"{asker.url}/metrics").text
+    ran = set(re.findall(r'^flare_frames_total{graph="(.+)"}', text, re.MULTILINE))
+    ran = {name for name in ran if name.startswith(("decode", "speculative"))}
+    mode = request.node.callspec.params["asker"]
+    if mode == "ordinary":
+        assert {name.partition("-")[0] for name in ran} == {"decode"}
+    elif mode == "fixed":
+        assert all("-d3-w4-copy" in name for name in ran), ran
+    else:
+        assert any(name.endswith("-copy") for name in ran), ran
 
 
 def test_four_slots_serve_more_requests_than_slots(asker: Asker) -> None:
