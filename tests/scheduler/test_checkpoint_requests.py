@@ -576,16 +576,34 @@ def test_a_stream_whose_state_is_being_copied_may_end(how: str) -> None:
     assert_everything_is_back(world)
 
 
-def test_no_count_and_no_share_limits_captures() -> None:
-    """Rows and the request's own allowance are all that counts, however many requests there are."""
+@pytest.mark.parametrize("talks", [1, 4])
+def test_no_count_and_no_share_limits_captures(talks: int) -> None:
+    """Rows and the request's own allowance are all that counts, however many requests there are.
+
+    One conversation of 24 places passes a share of its rows, which would be six, and small counts.
+    """
     policy = PolicyConfig(checkpoint_extra_work_fraction=1.0)
-    world = keeping(snapshot_rows=40, policy=policy, pages=128)
-    places = tuple(range(16, 129, 16))
-    for talk in range(4):
+    places = tuple(range(16, 16 * 25, 16)) if talks == 1 else tuple(range(16, 129, 16))
+    rows = len(places) * talks
+    world = keeping(snapshot_rows=rows, policy=policy, pages=128)
+    for talk in range(talks):
         endpoints = tuple(Endpoint(tokens, b"%d/%d" % (talk, tokens)) for tokens in places)
-        world.admit(f"r{talk}", 140, 1, endpoints=endpoints)
+        world.admit(f"r{talk}", places[-1] + 12, 1, endpoints=endpoints)
     finish_all(world)
-    assert world.scheduler.checkpoint_stats().captures == 4 * len(places)
+    assert world.scheduler.checkpoint_stats().captures == rows
+    assert_everything_is_back(world)
+
+
+def test_one_request_takes_every_row() -> None:
+    """Eight state rows, four request rows: a share by concurrency would be two (C7)."""
+    policy = PolicyConfig(checkpoint_extra_work_fraction=1.0)
+    world = keeping(snapshot_rows=8, policy=policy, pages=128)
+    world.admit("other", 30, 1)
+    endpoints = tuple(Endpoint(tokens, b"%d" % tokens) for tokens in range(16, 129, 16))
+    world.admit("one", 140, 1, endpoints=endpoints)
+    finish_all(world)
+    stats = world.scheduler.checkpoint_stats()
+    assert (stats.captures, stats.published) == (8, 8)
     assert_everything_is_back(world)
 
 

@@ -26,7 +26,7 @@ from tests.support.device import Always, Chance
 from tests.support.ownership import assert_ownership
 from tests.support.snapshot import freeze
 from tests.support.usage import assert_everything_is_back, assert_usage_adds_up
-from tests.support.world import World, measure_directly
+from tests.support.world import Flight, Observer, World, measure_directly
 
 MODEL = modelled(
     {
@@ -455,6 +455,49 @@ def test_rounds_reserve_every_ceiling_and_the_draft_extent(device: bool) -> None
     for name in "abcd":
         indices = [token.output_index for token in world.streams[name].tokens]
         assert indices == list(range(50))
+    assert_everything_is_back(world)
+
+
+class WidestLanes(Observer):
+    """Looks at the pages of every generating lane when it is submitted; keeps the widest."""
+
+    def __init__(self, world: World, extent_tokens: int) -> None:
+        self.page_size = world.resources.page_size_tokens
+        self.extent_tokens = extent_tokens
+        self.of: dict[GraphKind, int] = {}
+        world.observers.append(self)
+
+    def on_commit(self, flight: Flight) -> None:
+        kind = flight.plan.graph.kind
+        for step in flight.plan.steps:
+            if step.output_ceiling and not step.prompt_tokens:
+                self.of[kind] = max(self.of.get(kind, 0), step.output_ceiling)
+                needed = step.position + step.output_ceiling + self.extent_tokens
+                assert len(step.pages) * self.page_size >= needed
+
+
+@pytest.mark.parametrize("pages", [22, 200], ids=["few", "plenty"])
+def test_pages_cover_the_lanes_of_wider_mixed_programs(pages: int) -> None:
+    """Rounds of two rows beside mixed programs of four: pages follow the four (M19)."""
+    model = recipe(Recipe(rows=4, prefills=(64,), widths=(1, 2), mixed=((4, 64),)))
+    for name in ("mixed-b2-d3-w4-c64", "mixed-b4-d3-w4-c64"):
+        model = model.with_duration(name, 5.5)
+    world = World(
+        model,
+        rows=4,
+        pages=pages,
+        page_size=8,
+        speculation=SpeculationConfig(mode=DecodeMode.ADAPTIVE),
+        more={"page_growth": True, "draft_extent_tokens": 5},
+    )
+    measure_directly(world)
+    Checker.watch(world)
+    widest = WidestLanes(world, extent_tokens=5)
+    for index in range(12):
+        world.admit(f"r{index}", 20 + index, 24, acceptance=Always(3))
+    world.run_until_idle()
+    assert widest.of == {GraphKind.SPECULATIVE: 2, GraphKind.MIXED: 4}
+    assert (world.scheduler.usage().preemptions > 0) == (pages == 22)
     assert_everything_is_back(world)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
-from helios.scheduler import DecodeMode, GraphKind, Phase, PolicyConfig
+from helios.scheduler import DecodeMode, GraphKind, Phase, PolicyConfig, settlement
 from helios.scheduler.allocation import frontier_order, lengths_of_cohorts
 from helios.scheduler.blocks import Candidate
 from helios.scheduler.candidates import scene_of_view, waiting_of
@@ -360,6 +362,47 @@ def test_a_snapshot_graph_retires_where_no_terminal_graph_exists() -> None:
     ]
     assert retired == [True] * 3
     assert machine.scheduler.usage().rows_in_use == 0
+
+
+def test_snapshots_earn_no_token_or_delivery_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a SNAPSHOT alone is worth has no token and no burst, and no price takes one in (P34)."""
+    model = modelled(
+        {"initialize-b2": 0.25, "prefill-c64": 4.0, "decode-b2": 3.0, "snapshot-b2": 0.5}
+    )
+    machine = Machine(model, rows=3, seeded=model.duration_ns)
+    served: list[int] = []
+    settle = settlement.settle
+
+    def listening(shares: Any, served_tokens: Mapping[Any, int], *rest: Any) -> None:
+        served[:] = served_tokens.values()
+        settle(shares, served_tokens, *rest)
+
+    monkeypatch.setattr(settlement, "settle", listening)
+    for index, name in enumerate("abcde"):
+        machine.admit(name, 32, 3 + 2 * index)
+    priced = finished = 0
+    while machine.scheduler.usage().resident:
+        if (plan := machine.plan()) is not None:
+            for score in machine.scheduler.explain():
+                if score.graph == "snapshot-b2" and score.following is None:
+                    assert (score.service_value, score.delivery_value) == (0.0, 0.0)
+                    assert score.terminal_value > 0.0
+                    priced += 1
+            machine.commit(plan)
+            continue
+        flight = machine.queue[0]
+        tokens = machine.finish_frame()
+        if flight.plan.graph.kind is GraphKind.SNAPSHOT:
+            finished += 1
+            assert tokens == []
+            assert not any(served)
+            last = machine.scheduler._state.interval
+            assert last is not None
+            assert not last.prices_before, "a publication of a snapshot's fence would be a burst"
+        elif flight.plan.graph.kind is GraphKind.DECODE:
+            assert any(served)
+    assert priced > 0
+    assert finished > 0
 
 
 def test_the_plan_and_its_sample_know_the_first_graph_alone() -> None:

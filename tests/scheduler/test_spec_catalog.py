@@ -9,7 +9,6 @@ import pytest
 
 from helios.scheduler import (
     Catalog,
-    GraphDescriptor,
     GraphKind,
     InvalidCatalogError,
     ResourceConfig,
@@ -160,10 +159,22 @@ def test_cost_entries_of_mixed_graphs() -> None:
 
 
 def test_a_descriptor_never_brings_a_deeper_name_to_a_smaller_producer() -> None:
-    """The name and the key say the captured depth, whatever width it is used at."""
-    deep = GraphDescriptor(**dataclasses.asdict(descriptor("speculative-b4-d7-w4")))
-    shallow = descriptor("speculative-b4-d3-w4")
-    assert deep.key[3] == 7
-    assert shallow.key[3] == 3
-    assert "d7" in deep.name
-    assert "d3" in shallow.name
+    """Nothing turns a program of three proposals into one of seven: neither name nor cost (D3)."""
+    shallow, deep = descriptor("speculative-b4-d3-w4"), descriptor("speculative-b4-d7-w4")
+    for field, value in (("name", deep.name), ("key", deep.key), ("proposal_depth", 7)):
+        with pytest.raises((AttributeError, TypeError)):
+            setattr(shallow, field, value)
+    with pytest.raises(TypeError):
+        dataclasses.replace(shallow, name=deep.name)
+    with pytest.raises(InvalidCatalogError, match=r"W is at most D \+ 1"):
+        dataclasses.replace(shallow, token_capacity=5)
+    catalog = catalog_of(shallow.name, deep.name)
+    resources = ResourceConfig(
+        row_count=4, page_count=8, page_size_tokens=16, context_length_tokens=64
+    )
+    scheduler = Scheduler(catalog=catalog, resources=resources)
+    costs = scheduler._state.costs
+    place = {graph.name: index for index, graph in enumerate(catalog.graphs)}
+    costs.observe(place[shallow.name], 1_000_000, 5)
+    assert costs.observed_ns(place[shallow.name]) == 5
+    assert costs.observed_ns(place[deep.name]) is None, "the deep program's time is its own"
