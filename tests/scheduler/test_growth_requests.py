@@ -476,9 +476,17 @@ class WidestLanes(Observer):
                 assert len(step.pages) * self.page_size >= needed
 
 
+@pytest.mark.parametrize("is_drawn", [False, True], ids=["as it is", "drawn one by one"])
 @pytest.mark.parametrize("pages", [22, 200], ids=["few", "plenty"])
-def test_pages_cover_the_lanes_of_wider_mixed_programs(pages: int) -> None:
-    """Rounds of two rows beside mixed programs of four: pages follow the four (M19)."""
+def test_pages_cover_the_lanes_of_wider_mixed_programs(
+    pages: int, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of two rows beside mixed programs of four: pages follow the four (M19).
+
+    Where pages are left for everybody a shorter way gives the same budget; both know the width.
+    """
+    if is_drawn:
+        monkeypatch.setattr(paging, "_draw_plenty", lambda state: False)
     model = recipe(Recipe(rows=4, prefills=(64,), widths=(1, 2), mixed=((4, 64),)))
     for name in ("mixed-b2-d3-w4-c64", "mixed-b4-d3-w4-c64"):
         model = model.with_duration(name, 5.5)
