@@ -231,7 +231,11 @@ def test_any_sidecar(place: int, odd: Any) -> None:
     flight, done = world.queue[0], outcome(world)
     call = completing(world, done, done.records, sidecars=[odd])
     said = is_refused(world, CompletionError, call)
-    assert said is not None
+    if said is None:
+        # One of the odd values is a legal sidecar of two ranks.
+        assert type(odd) is np.ndarray
+        assert (odd.dtype, odd.shape) == (np.float32, (2, 4, 3))
+        return
     assert f"fence {flight.fence}: confidence" in said
 
 

@@ -25,6 +25,7 @@ from helios.scheduler.requests import Request
 from helios.scheduler.shapes import Shapes
 from helios.scheduler.standing import Standing
 from tests.support.catalogs import descriptor
+from tests.support.world import measured_world
 
 NAMES = (
     "initialize-b1",
@@ -153,3 +154,29 @@ def test_a_snapshot_is_as_long_as_what_retires_or_else_as_the_prompts() -> None:
     beside = means([*prompts, leaving])
     assert (beside[GraphKind.TERMINAL], beside[GraphKind.SNAPSHOT]) == (long, long)
     assert beside[GraphKind.PREFILL] == 25.0
+
+
+def test_prompts_divide_the_rate_of_the_machine_unless_they_are_a_class() -> None:
+    """The reference of a prompt is that of the machine by all of them (decisions, section 1)."""
+    world = measured_world(rows=4, prefills=(64,))
+    for count in (1, 2, 3):
+        world.admit(f"p{count}", 64, 4)
+        standing = world.scheduler._state.standing()
+        for is_class, divided_by in ((False, count), (True, 1)):
+            shares = standing.shares(prompts_are_a_class=is_class)
+            # 64 tokens take 4 ms.
+            assert [share.token_rate for share in shares] == [16.0 / divided_by] * count
+
+
+def test_members_of_a_tenant_divide_their_coefficients_by_its_streams() -> None:
+    """Those of delivery and age; without a tenant a stream is its own (decisions, section 10)."""
+    world = measured_world(rows=8, prefills=(64,))
+    for name, tenant in (("a", "x"), ("b", "x"), ("c", ""), ("d", ""), ("e", "y")):
+        world.admit(name, 64, 900, tenant=tenant)
+    while any(not stream.tokens for stream in world.streams.values()):
+        world.step()
+    standing = world.scheduler._state.standing()
+    shares = standing.stream_shares()
+    assert shares is not None
+    names = [world.by_handle[request.handle].name for request in standing.streams]
+    assert dict(zip(names, shares, strict=True)) == {"a": 0.5, "b": 0.5, "c": 1, "d": 1, "e": 1}
