@@ -140,7 +140,8 @@ class ExecutionTiming:
     """When and how long a frame ran; a missing or zero device interval teaches nothing."""
 
     device_ns: tuple[int, ...]
-    """Replay interval of each rank; zero or absent where a rank has none."""
+    """Replay interval of each rank; zero or absent where a rank has none, so any number is taken.
+    """
     wall_ns: int
     """Host wall interval from dispatch through observed completion."""
     readiness_ns: int = 0
