@@ -23,6 +23,7 @@ from helios.scheduler import (
     exploration,
 )
 from helios.scheduler.acceptance import COPY, LEARNED
+from helios.scheduler.blocks import Listed
 from helios.scheduler.geometry import Integers
 from helios.scheduler.learning import best_probe
 from helios.scheduler.policy import rank_key
@@ -320,6 +321,37 @@ def test_the_best_probe_is_found_without_making_all(seed: int, model: ModelledCa
         assert fast == (None if slow is None else slow.offer.candidate)
         found += fast is not None
     assert found > 5
+
+
+def test_rounds_that_gain_alike_are_compared_by_what_is_left_of_the_order() -> None:
+    """The search goes on while another may gain as much: the smaller one is taken (11.9)."""
+    world = world_of(Spell(0, 100_000))
+    next_probe(world)
+    state = world.scheduler._state
+    assert state.decision is not None
+    assert state.decision.selected is not None
+    probe = state.decision.selected.candidate
+    alike = [
+        probe._replace(graph_index=index)
+        for index, graph in enumerate(state.catalog.graphs)
+        if graph.kind is GraphKind.SPECULATIVE
+        and graph.token_capacity == state.catalog.graphs[probe.graph_index].token_capacity
+    ]
+    sizes = [state.catalog.graphs[candidate.graph_index].rows for candidate in alike]
+    assert len(dict.fromkeys(sizes)) == len(sizes) > 1
+    ordinary = -probe.negative_rate - 1.0
+    for order in (alike, alike[::-1]):
+        block = Listed(order)
+        bounds = [
+            exploration._Bound(-1.0 / probe.duration_ms, each.graph_index, entry, 0, block)
+            for entry, each in enumerate(order)
+        ]
+        requests = [lane.request for lane in probe.cohort]
+        best = exploration._best_of_bounds(
+            state, ordinary, dict.fromkeys(requests, 1), bounds, requests, made={}
+        )
+        assert best is not None
+        assert best.offer.candidate.graph_index == alike[sizes.index(min(sizes))].graph_index
 
 
 COPYING = recipe(Recipe(rows=2, prefills=(64,), widths=(1, 2, 4), copy_depths=(3,)))
