@@ -71,6 +71,10 @@ class Server:
         lines = re.findall(r"^(flare_\S+) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
+    def cancelled(self) -> float:
+        """Return how many requests their clients have left."""
+        return self.metrics().get('flare_requests_finished_total{reason="cancelled"}', 0)
+
     def programs(self) -> set[str]:
         """Return the names of the programs that have run."""
         names = (re.match(r'flare_frames_total{graph="(.+)"}', each) for each in self.metrics())
