@@ -64,9 +64,10 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
 
     An unserved token price grows so that a graph serving the request earns at least f*w*t/tau per
     ms after t ms, less its waiting cost. At their fixed point all prices together are worth the
-    best intrinsic rates plus (f + g) per request, and age terms add at most c*sigma*(A + T) per T,
-    with A within one round of all rows. Beyond the time at which the request's own rate passes
-    that sum, at most every other row is served once more before it.
+    best intrinsic rates plus (f + g) per request, and age terms of streams add at most
+    c*sigma*(A + T) per T, with A within one round of all rows. Beyond the time at which the
+    request's own rate passes that sum, at most every other row is served once more before it, and
+    retired: a retirement is dearer, but it needs a request that was served to its end.
     """
     durations = {name: ns / MS for name, ns in model.duration_ns.items()}
     longest = max(durations.values()) + max(
@@ -79,22 +80,18 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
     output_rate = max(
         g.batch_capacity / durations[g.name] for g in graphs if g.kind is GraphKind.DECODE
     )
-    retire_rate = max(
-        g.batch_capacity / durations[g.name] for g in graphs if g.kind is GraphKind.TERMINAL
-    )
     round_ms = rows * longest
     coefficient = max(policy.decode_age_price, policy.terminal_age_price)
     rate = (
         prompt_rate
         + policy.output_token_value * output_rate
-        + policy.terminal_value * retire_rate
         + rows * (policy.token_fairness + policy.delivery_fairness)
-        + rows * coefficient * round_ms
+        + rows * policy.decode_age_price * round_ms
         + rows * coefficient * longest / 2
     )
     lightest = 0.25
     threshold = policy.adaptation_ms * rate / (policy.token_fairness * lightest)
-    return threshold + round_ms
+    return threshold + 2 * round_ms
 
 
 @pytest.mark.parametrize(

@@ -391,34 +391,48 @@ class History:
         return dataclasses.replace(timing, **self.random.choice(faults))
 
 
+TOKEN_BEARING = (
+    GraphKind.PREFILL,
+    GraphKind.SCORED_PREFILL,
+    GraphKind.DECODE,
+    GraphKind.SPECULATIVE,
+    GraphKind.MIXED,
+)
+
+
 def busy_bound_ms(habitat: Habitat, lightest_weight: float = 0.25) -> float:
     """Return a bound on the machine time that a runnable request waits, computed from the catalog.
 
     An unserved token price grows so that a graph serving the request earns at least f*w*t/tau per
     ms after t ms, less its waiting cost. At their fixed point all prices together are worth the
-    best intrinsic rates plus (f + g) per request, and age terms add at most c*sigma*(A + T) per T,
-    with A within one round of all rows. Beyond the time at which the request's own rate passes
-    that sum, at most every other row is served once more before it.
+    best intrinsic rates plus (f + g) per request, and age terms of streams add at most
+    c*sigma*(A + T) per T, with A within one round of all rows. Beyond the time at which the
+    request's own rate passes that sum, at most every other row is served once more before it.
+
+    Setup earns nothing by itself: a pair is worth what its following graph is, over both of them.
+    Retirements are dearer, but they end: each needs a request that was served to its end, which
+    nobody is any more by then, so at most every other row is retired before it. Members of a
+    tenant share one price, and its prompts divide one claim on it (section 12.6).
     """
     policy, rows = habitat.policy, habitat.rows
     durations = {name: ns / NS_PER_MS for name, ns in habitat.model.duration_ns.items()}
     longest = 16 * max(durations.values()) + 40.0
     intrinsic = 0.0
     for graph in habitat.model.catalog.graphs:
-        tokens = graph.prefill_capacity
-        if graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
-            tokens = graph.token_capacity
-        outputs = graph.rows if graph.kind not in (GraphKind.PREFILL,) else 1
-        worth = tokens + policy.output_token_value * outputs
-        worth += policy.terminal_value * graph.batch_capacity
+        if graph.kind not in TOKEN_BEARING:
+            continue
+        is_prefill = graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
+        tokens = graph.token_capacity if is_prefill else graph.prefill_capacity
+        worth = tokens + policy.output_token_value * (1 if is_prefill else graph.rows)
         intrinsic = max(intrinsic, worth / durations[graph.name])
     round_ms = rows * longest
     coefficient = max(policy.decode_age_price, policy.terminal_age_price)
     rate = (
         intrinsic
         + rows * (policy.token_fairness + policy.delivery_fairness)
-        + rows * coefficient * round_ms
+        + rows * policy.decode_age_price * round_ms
         + rows * coefficient * longest / 2
     )
+    claimants = rows if any(habitat.tenants) else 1
     threshold = policy.adaptation_ms * rate / (policy.token_fairness * lightest_weight)
-    return threshold + round_ms
+    return threshold * claimants + 2 * round_ms
