@@ -121,7 +121,7 @@ EXTRA = {
         "test_oracle_selection.py",
         "test_generation.py",
     ),
-    "paging": ("test_growth.py", "test_growth_requests.py"),
+    "paging": ("test_growth.py", "test_growth_requests.py", "test_hold_and_wait.py"),
     "stages": ("test_image_requests.py",),
     "checkpoints": ("test_checkpoint_requests.py",),
     "exploration": ("test_acceptance_learning.py",),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from helios.scheduler import CandidateScore, ScheduledPlan
-from helios.scheduler.policy import Decided, score_of
+from helios.scheduler import CandidateScore, PolicyConfig, ScheduledPlan, SpeculationConfig
+from helios.scheduler.cost import CostAges
+from helios.scheduler.policy import Decided, Decision, score_of
 from helios.scheduler.state import State
+from tests.scheduler.oracles.generation import Decoder
+from tests.scheduler.oracles.generation import World as SmallWorld
+from tests.scheduler.test_generation import CATALOGS, view_of
 from tests.scheduler.test_histories import HABITATS
 from tests.support.histories import History
 from tests.support.world import Observer, World
@@ -56,3 +60,32 @@ def test_every_explanation_is_that_of_the_candidates(name: str, seed: int) -> No
     history.world.observers.append(comparison)
     history.run(250)
     assert comparison.explained > 30
+
+
+@pytest.mark.parametrize(("age_ns", "waits"), [(99, False), (100, False), (101, True)])
+def test_a_cost_is_fresh_to_its_very_last_moment(age_ns: int, waits: bool) -> None:
+    """Where a stream is decoded at a fresh cost the explanation says that it may queue (4.3)."""
+    all_of = (1.0, 1.0, 1.0)
+    stream = Decoder(
+        arrival=0,
+        row=0,
+        last_used=-1,
+        token_price=1.0,
+        delivery_price=1.0,
+        age_ms=1.0,
+        limit=8,
+        learned_limit=0,
+        copies=0,
+        survivals=all_of,
+        copied=all_of,
+        forecast=all_of,
+        share=1.0,
+        is_trained=True,
+    )
+    catalog = CATALOGS["ordinary"]
+    durations, policy = (1.0,) * len(catalog.graphs), PolicyConfig()
+    world = SmallWorld((stream,), (), catalog.graphs, durations, policy, SpeculationConfig())
+    decision = Decision(view_of(world, catalog))
+    assert decision.winner is not None
+    ages = CostAges((0,) * len(catalog.graphs), age_ns)
+    assert score_of(decision, decision.winner, ages, 100).needs_empty_queue is waits

@@ -174,6 +174,17 @@ def test_a_value_rate_is_priced_service_at_the_reference_rate() -> None:
         assert rates[request] == pytest.approx(value / interval_ms)
 
 
+@pytest.mark.parametrize(("prompt", "expected"), [(14, 2), (15, 2), (16, 3)])
+def test_who_was_preempted_needs_its_replay_and_one_token_more(prompt: int, expected: int) -> None:
+    """Pages of eight tokens for all that it has to compute again and for its next token (6.8)."""
+    world = growing(pages=64)
+    world.admit("a", prompt, 40)
+    state = world.scheduler._state
+    (request,) = state.table.resident
+    request.preemptions = 1
+    assert paging.pages_to_seat(state, request, 0) == expected
+
+
 def test_a_preempted_request_keeps_handle_prices_and_counters() -> None:
     """It waits at the head of the line, and nothing about it has been forgotten (6.7)."""
     world = growing(pages=12)
