@@ -284,6 +284,14 @@ def test_who_is_sent_back_is_not_seated_again_at_once(seed: int) -> None:
     assert history("everything", seed, 300).audit.calls >= 300
 
 
+def test_a_retired_row_copies_nothing_that_nobody_keeps() -> None:
+    """A SNAPSHOT that retires used to name the private row of the windows that were over.
+
+    The host had stopped the stream with lanes in flight, so the copy was of a later state.
+    """
+    assert history("images", 1_003, 4_000).audit.kinds["SNAPSHOT"] > 10
+
+
 @pytest.mark.parametrize(
     ("name", "seed", "calls"), [("everything", 8, 300), ("everything", 23, 300), ("growth", 1, 900)]
 )

@@ -194,7 +194,10 @@ def work_of(request: Request, kind: GraphKind, prompt_tokens: int = 0) -> StageW
     if kind in BINDING_KINDS:
         incarnation += 1
     if kind in (GraphKind.RESTORE, GraphKind.SNAPSHOT):
-        row = request.transfer_row if request.transfer_row >= 0 else request.snapshot_row
+        row = request.transfer_row
+        if row < 0 and request.phase is not Phase.TERMINAL:
+            # An ended request has no further window, and its device may be ahead of what is known.
+            row = request.snapshot_row
     elif request.window is not None:
         if kind is GraphKind.VISION:
             image = request.window.image
