@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from helios.engine.grammar import GrammarError
 from helios.engine.messages import Cancel, GrammarMessage, SamplingMessage, Submit
@@ -127,8 +128,47 @@ def test_where_nothing_may_follow_a_proposal_only_what_is_refused_can_be_drawn()
         assert allowed(behind) == {ord("b")}
         assert output.take([*tokens, ord("b")], at=0) == len(tokens)
         assert not output.is_complete
-        with pytest.raises(GrammarError, match="not what the grammar allows"):
+        with pytest.raises(GrammarError, match="admits nothing more"):
             output.take(b"b", at=len(tokens))
+
+
+class Limited:
+    """A matcher that makes no mask behind so many tokens, whatever the language allows."""
+
+    def __init__(self, inner: LLMatcher, tokens: int) -> None:
+        self._inner, self._left = inner, tokens
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def deep_copy(self) -> Limited:
+        return Limited(self._inner.deep_copy(), self._left)
+
+    def consume_token(self, token: int) -> bool:
+        self._left -= 1
+        return self._inner.consume_token(token)
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+        if self._left <= 0:
+            raise GrammarError("too many items")
+        self._inner.unsafe_compute_mask_ptr(address, size)
+
+
+def test_a_mask_that_fails_though_the_language_goes_on_ends_the_text_there_too():
+    """Single steps would show no token behind it, so a round shows none that stood for a draw."""
+    for proposals, drawn, is_shown in (
+        ("ab", "abb", False),
+        ("abc", "abb", False),
+        ("ab", "acb", True),
+    ):
+        output = opened("[a-z]{3,40}")
+        output._matcher = Limited(output._matcher, 2)
+        masks = output.masks(proposals.encode())
+        assert [len(allowed(mask)) for mask in masks[:3]] == [26, 26, 1]
+        assert output.take(drawn.encode(), at=0) == (3 if is_shown else 2)
+        if not is_shown:
+            with pytest.raises(GrammarError, match="too many items"):
+                output.take(b"b", at=2)
 
 
 def test_a_fault_in_front_of_a_queued_frame_leaves_what_was_taken_before_it():

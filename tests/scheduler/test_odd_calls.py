@@ -294,7 +294,7 @@ def test_a_scheduler_is_made_of_its_records(
         ((descriptor("decode-b1"),), "the catalog has no initialize graph"),
         (TINY.catalog.graphs * 2, "is in the catalog twice"),
         (TINY.catalog.graphs[::-1], "in the order of Catalog.of"),
-        (list(TINY.catalog.graphs), "in the order of Catalog.of"),
+        (list(TINY.catalog.graphs), "graphs must be the tuple that Catalog.of makes"),
         ((3,), r"graphs\[0\] must be"),
         (None, "graphs must be"),
     ],

@@ -22,6 +22,7 @@ class MatchedOutput:
     """
 
     __slots__ = (
+        "_dead_end",
         "_end_bits",
         "_ends",
         "_fault",
@@ -58,6 +59,8 @@ class MatchedOutput:
         self._taken = 0
         self._fault: GrammarError | None = None
         """Why there was no mask behind tokens that nobody has committed yet."""
+        self._dead_end: tuple[tuple[int, ...], GrammarError] | None = None
+        """The next tokens behind which there was none, if they are taken, and why."""
 
     @property
     def is_complete(self) -> bool:
@@ -107,6 +110,7 @@ class MatchedOutput:
         masks = np.zeros((len(proposals) + 1, self._words), np.uint32)
         with self._lock:
             self._fill(masks[0], self._matcher)
+            self._dead_end = None
             # A matcher that admits nothing more cannot go back, and a copy takes a microsecond.
             ahead = self._matcher.deep_copy() if proposals else self._matcher
             for row, token in enumerate(proposals, 1):
@@ -114,9 +118,10 @@ class MatchedOutput:
                     raise GrammarError(f"proposal {token} is not what the grammar allows here")
                 try:
                     self._fill(masks[row], ahead)
-                except GrammarError:
+                except GrammarError as fault:
                     masks[row:] = 0
                     masks[row:, token // 32] = np.uint32(1 << token % 32)
+                    self._dead_end = tuple(proposals[:row]), fault
                     break
         return masks
 
@@ -145,9 +150,15 @@ class MatchedOutput:
 
     def _consume(self, tokens: Sequence[int]) -> None:
         """Take tokens up to the end of the text or to one that is refused, which is a fault."""
-        before = self._taken
-        for token in tokens:
+        before, dead_end = self._taken, self._dead_end
+        if tokens:
+            self._dead_end = None
+        for place, token in enumerate(tokens):
             if self._matcher.is_stopped():
+                break
+            if dead_end is not None and tuple(tokens[:place]) == dead_end[0]:
+                # The mask that this token was drawn under stood for one that could not be made.
+                self._fault = dead_end[1]
                 break
             if not self._matcher.consume_token(token):
                 self._fault = GrammarError(f"token {token} is not what the grammar allows here")
