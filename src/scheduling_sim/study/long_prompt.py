@@ -61,7 +61,7 @@ _CHOSEN: Final = (
     *(Chosen("helios", {"prefill_balance": value}) for value in (3.0, 4.0, 5.0, 8.0)),
     Chosen("helios", {"decode_age_price": 4.0}),
     _small(),
-    *(_small(prefill_balance=value) for value in (4.0, 5.0)),
+    *(_small(prefill_balance=value) for value in (4.0, 5.0, 6.2)),
     Chosen("helios", {}, {"context_intervals": INTERVALS}, "costs by context"),
     *map(Chosen, ("helios-table", "helios-throughput", "chunked")),
     Chosen("chunked", {"budget_tokens": 256}),
