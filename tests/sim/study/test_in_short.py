@@ -131,9 +131,11 @@ def test_one_long_prompt() -> None:
     assert f"the preset has {both('ordinary helios')} on the ordinary catalog, " in summary()
     assert f"{both('mixed helios')} on the mixed one" in summary()
     small = both("mixed helios, prefills to 512, prefill_balance 4")
-    assert f"with prefills up to 512: {small}" in summary()
+    assert f"{small} on the mixed one at 4" in summary()
+    small = both("ordinary helios, prefills to 512, prefill_balance 6.2")
+    assert f"(prefills up to 512: {small} on the ordinary one at `prefill_balance` 6.2" in summary()
     chunked = both("mixed chunked, budget_tokens 256")
-    assert f"chunked prefill with a budget of 256: {chunked})" in summary()
+    assert f"chunked prefill with a budget of 256 on the mixed one: {chunked})" in summary()
 
 
 def test_tenants() -> None:
