@@ -64,8 +64,9 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
 
     An unserved token price grows so that a graph serving the request earns at least f*w*t/tau per
     ms after t ms, less its waiting cost. At their fixed point all prices together are worth the
-    best intrinsic rates plus (f + g) per request, and age terms of streams add at most
-    c*sigma*(A + T) per T, with A within one round of all rows. Beyond the time at which the
+    best intrinsic rates plus w*(f + g) per request and what newcomers without end begin with
+    (`busy_bound_ms` says more of these), and age terms of streams add at most c*sigma*(A + T) per
+    T, with A within one round of all rows. Beyond the time at which the
     request's own rate passes that sum, at most every other row is served once more before it, and
     retired: a retirement is dearer, but it needs a request that was served to its end.
     """
@@ -81,15 +82,16 @@ def starvation_bound_ms(model: ModelledCatalog, rows: int, policy: PolicyConfig)
         g.batch_capacity / durations[g.name] for g in graphs if g.kind is GraphKind.DECODE
     )
     round_ms = rows * longest
+    lightest, heaviest = 0.25, 4.0
     coefficient = max(policy.decode_age_price, policy.terminal_age_price)
     rate = (
         prompt_rate
         + policy.output_token_value * output_rate
-        + rows * (policy.token_fairness + policy.delivery_fairness)
+        + heaviest * rows * (policy.token_fairness + policy.delivery_fairness)
+        + heaviest * policy.token_fairness * policy.arrival_shares * rows * rows
         + rows * policy.decode_age_price * round_ms
         + rows * coefficient * longest / 2
     )
-    lightest = 0.25
     threshold = policy.adaptation_ms * rate / (policy.token_fairness * lightest)
     return threshold + 2 * round_ms
 

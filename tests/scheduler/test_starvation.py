@@ -8,17 +8,22 @@ of minutes are the load under which a scheduler without fairness does let others
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
 from helios.scheduler import PolicyConfig
+from tests.scheduler.test_determinism import measure_directly
 from tests.scheduler.test_histories import ADAPTIVE, MIXED, ORDINARY, ROUNDS
-from tests.support.histories import Habitat, History, busy_bound_ms
+from tests.scheduler.test_histories import HABITATS as HABITATS_OF_HISTORIES
+from tests.scheduler.test_spec_fairness import World
+from tests.support.histories import HEAVIEST, LIGHTEST, Audit, Habitat, History, busy_bound_ms
 
 QUICK = PolicyConfig(adaptation_ms=1.0)
-UNFAIR = dataclasses.replace(
-    QUICK, token_fairness=0.0, delivery_fairness=0.0, decode_age_price=0.0, terminal_age_price=0.0
-)
+LATE = dataclasses.replace(QUICK, arrival_shares=0.01)
+"""Newcomers begin with hardly a price: what heavy ones may begin with is most of the bound."""
+COEFFICIENTS = ("token_fairness", "delivery_fairness", "decode_age_price", "terminal_age_price")
+NO_FAIRNESS = dict.fromkeys(COEFFICIENTS, 0.0)
 CROWDED = Habitat(
     model=ORDINARY,
     policy=QUICK,
@@ -33,9 +38,11 @@ CROWDED = Habitat(
 HABITATS = {
     "ordinary": CROWDED,
     "rounds": dataclasses.replace(
-        CROWDED, model=ROUNDS, speculation=ADAPTIVE, longest_prompt=60_000
+        CROWDED, model=ROUNDS, speculation=ADAPTIVE, longest_prompt=60_000, policy=LATE
     ),
-    "mixed": dataclasses.replace(CROWDED, model=MIXED, speculation=ADAPTIVE, longest_prompt=60_000),
+    "mixed": dataclasses.replace(
+        CROWDED, model=MIXED, speculation=ADAPTIVE, longest_prompt=60_000, policy=LATE
+    ),
 }
 LOADS = [
     ("ordinary", 2),
@@ -59,8 +66,32 @@ def test_nobody_waits_as_long_as_a_bound_that_the_run_passes(name: str, seed: in
 @pytest.mark.parametrize(("name", "seed"), LOADS)
 def test_without_fairness_the_same_load_starves_somebody(name: str, seed: int) -> None:
     """The bound tells: coefficients of zero let a request wait longer, on the same arrivals."""
-    unfair = dataclasses.replace(HABITATS[name], policy=UNFAIR)
-    ran = History(unfair, seed, bound_ms=busy_bound_ms(HABITATS[name]))
+    habitat = HABITATS[name]
+    policy = dataclasses.replace(habitat.policy, **NO_FAIRNESS)
+    unfair = dataclasses.replace(habitat, policy=policy)
+    ran = History(unfair, seed, bound_ms=busy_bound_ms(habitat))
     with pytest.raises(AssertionError, match="a request waited"):
         ran.run(10_000)
     assert ran.world.scheduler.usage().waiting > 0
+
+
+def test_heavy_newcomers_without_end_keep_a_light_stream_for_as_long_as_they_may() -> None:
+    """Each begins with a price of several shares, so that they win for seconds and then no more."""
+    crowd = HABITATS_OF_HISTORIES["throughput"]
+    habitat = dataclasses.replace(
+        crowd, policy=dataclasses.replace(crowd.policy, adaptation_ms=10.0)
+    )
+    world = World(habitat.model, rows=habitat.rows, policy=habitat.policy)
+    measure_directly(world)
+    audit = Audit(world, busy_bound_ms(habitat))
+    world.observers.append(audit)
+    world.admit("light", 20, 400, weight=LIGHTEST)
+    admitted = itertools.count()
+    while not world.streams["light"].tokens:
+        world.step()
+    begun = len(world.streams["light"].tokens)
+    while len(world.streams["light"].tokens) < begun + 2:
+        while world.scheduler.usage().waiting < 6:
+            world.admit(f"heavy{next(admitted)}", 1, 1, weight=HEAVIEST)
+        world.step()
+    assert audit.worst_ms > 1_000.0, "nobody stood in its way"

@@ -400,13 +400,20 @@ TOKEN_BEARING = (
 )
 
 
-def busy_bound_ms(habitat: Habitat, lightest_weight: float = 0.25) -> float:
+LIGHTEST, HEAVIEST = 0.25, 4.0
+"""Weights that are drawn."""
+
+
+def busy_bound_ms(habitat: Habitat) -> float:
     """Return a bound on the machine time that a runnable request waits, computed from the catalog.
 
     An unserved token price grows so that a graph serving the request earns at least f*w*t/tau per
     ms after t ms, less its waiting cost. At their fixed point all prices together are worth the
-    best intrinsic rates plus (f + g) per request, and age terms of streams add at most
-    c*sigma*(A + T) per T, with A within one round of all rows. Beyond the time at which the
+    best intrinsic rates plus w*(f + g) per request, and age terms of streams add at most
+    c*sigma*(A + T) per T, with A within one round of all rows. Prompts may come without end, and
+    the arrival price of each is that many shares of its own rate alone, which is divided among all
+    rows and once more among all prompts (section 7); where rounds run it counts the tokens of a
+    burst (decision 0014). Beyond the time at which the
     request's own rate passes that sum, at most every other row is served once more before it.
 
     Setup earns nothing by itself: a pair is worth what its following graph is, over both of them.
@@ -417,22 +424,24 @@ def busy_bound_ms(habitat: Habitat, lightest_weight: float = 0.25) -> float:
     policy, rows = habitat.policy, habitat.rows
     durations = {name: ns / NS_PER_MS for name, ns in habitat.model.duration_ns.items()}
     longest = 16 * max(durations.values()) + 40.0
-    intrinsic = 0.0
+    intrinsic, burst = 0.0, 1
     for graph in habitat.model.catalog.graphs:
         if graph.kind not in TOKEN_BEARING:
             continue
         is_prefill = graph.kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL)
         tokens = graph.token_capacity if is_prefill else graph.prefill_capacity
+        burst = max(burst, 1 if is_prefill else graph.token_capacity)
         worth = tokens + policy.output_token_value * (1 if is_prefill else graph.rows)
         intrinsic = max(intrinsic, worth / durations[graph.name])
     round_ms = rows * longest
     coefficient = max(policy.decode_age_price, policy.terminal_age_price)
     rate = (
         intrinsic
-        + rows * (policy.token_fairness + policy.delivery_fairness)
+        + HEAVIEST * rows * (policy.token_fairness + policy.delivery_fairness)
+        + HEAVIEST * policy.token_fairness * policy.arrival_shares * rows * rows * burst
         + rows * policy.decode_age_price * round_ms
         + rows * coefficient * longest / 2
     )
     claimants = rows if any(habitat.tenants) else 1
-    threshold = policy.adaptation_ms * rate / (policy.token_fairness * lightest_weight)
+    threshold = policy.adaptation_ms * rate / (policy.token_fairness * LIGHTEST)
     return threshold * claimants + 2 * round_ms
