@@ -1,8 +1,9 @@
 """Nobody starves, with bounds below the machine time of the runs: these tests can fail.
 
-The bound grows with `adaptation_ms`. At the default it is longer than any run, so that a scheduler
-which serves some request never would keep it; at 1 ms it is a small part of each run here. Prompts
-of minutes are the load under which a scheduler without fairness does let others wait for good.
+The bound grows with `adaptation_ms`. At the default it is longer than almost any run, so that a
+scheduler which serves some request never would keep it; at 1 ms it is a small part of each run
+here. Prompts of minutes are the load under which a scheduler without fairness does let others wait
+for good.
 """
 
 from __future__ import annotations

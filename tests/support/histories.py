@@ -419,7 +419,8 @@ def busy_bound_ms(habitat: Habitat) -> float:
     Setup earns nothing by itself: a pair is worth what its following graph is, over both of them.
     Retirements are dearer, but they end: each needs a request that was served to its end, which
     nobody is any more by then, so at most every other row is retired before it. Members of a
-    tenant share one price, and its prompts divide one claim on it (section 12.6).
+    tenant share one price, and its prompts divide one claim on it (section 12.6). A stream of one
+    that is served through its siblings has its delivery price and age alone: not derived here.
     """
     policy, rows = habitat.policy, habitat.rows
     durations = {name: ns / NS_PER_MS for name, ns in habitat.model.duration_ns.items()}
