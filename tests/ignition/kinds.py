@@ -21,14 +21,12 @@ from ignition.checkpoint import Checkpoint
 from ignition.draft.file import DraftHead
 from ignition.draft.pair import DraftModel
 from ignition.native.pack import pack
-from ignition.native.pack_draft import pack_draft
 from ignition.programs.eager import EagerModel
 from ignition.programs.native import NativeModel
 from ignition.round_shapes import telling_survival
-from ignition.state import ServingState
 from tests.ignition.drafts import random_parameters
 from tests.ignition.driver import catalog_of, mixed_graph, round_graph
-from tests.ignition.native.models import POOL, checkpoint_for, library_for
+from tests.ignition.native.models import POOL, checkpoint_for, library_for, native_model
 from tests.ignition.pairs import dense, draft_checkpoint, learned_graph, precision_of
 from tests.ignition.test_dealt import dealt_graph
 from tests.ignition.test_learned_rounds import RECORD, head
@@ -150,25 +148,14 @@ def _eager(catalog: Catalog, draft: DraftHead | Checkpoint | None, _backend: str
 
 
 def _native(catalog: Catalog, draft: DraftHead | Checkpoint | None, backend: str) -> NativeModel:
-    checkpoint, precision = checkpoint_for("llama"), precision_of(backend)
-    arrays, pair = pack(checkpoint, precision), None
+    precision, pair = precision_of(backend), None
     if isinstance(draft, Checkpoint):
         pair = DraftModel(
             geometry=draft.geometry,
             arrays=pack(draft, precision),
             library=library_for(draft.geometry, precision),
         )
-    elif draft is not None:
-        arrays |= pack_draft(checkpoint, draft, precision)
-    layers = 1 if isinstance(draft, DraftHead) else 0
-    dtype = np.float32 if precision == "fp32" else np.float16
-    return NativeModel(
-        geometry=checkpoint.geometry,
-        pool=POOL,
-        catalog=catalog,
-        arrays=arrays,
-        library=library_for(checkpoint.geometry, precision),
-        state=ServingState.allocate(checkpoint.geometry, POOL, dtype, draft_layers=layers),
-        threads=1,
-        pair=pair,
+    head = draft if isinstance(draft, DraftHead) else None
+    return native_model(
+        checkpoint_for("llama"), catalog, precision, head=head, pair=pair, threads=1
     )

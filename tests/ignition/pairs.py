@@ -15,9 +15,8 @@ from ignition.draft.pair import DraftModel
 from ignition.native.pack import pack
 from ignition.programs.eager import EagerModel
 from ignition.programs.native import NativeModel
-from ignition.state import ServingState
 from tests.ignition.driver import GREEDY, Driver, catalog_of
-from tests.ignition.native.models import POOL, checkpoint_for, library_for
+from tests.ignition.native.models import POOL, checkpoint_for, library_for, native_model
 from tests.ignition.rounds import pages_for
 
 DRAFTS = ("itself", "other", "one-layer")
@@ -90,18 +89,7 @@ def model_of(
         return EagerModel(
             geometry=checkpoint.geometry, pool=POOL, catalog=catalog, weights=weights, draft=draft
         )
-    precision = precision_of(backend)
-    dtype = np.float32 if precision == "fp32" else np.float16
-    return NativeModel(
-        geometry=checkpoint.geometry,
-        pool=POOL,
-        catalog=catalog,
-        arrays=pack(checkpoint, precision),
-        library=library_for(checkpoint.geometry, precision),
-        state=ServingState.allocate(checkpoint.geometry, POOL, dtype),
-        threads=threads,
-        pair=draft,
-    )
+    return native_model(checkpoint, catalog, precision_of(backend), pair=draft, threads=threads)
 
 
 def pair_driver(

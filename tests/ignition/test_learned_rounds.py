@@ -18,8 +18,6 @@ from ignition.draft.errors import DraftError
 from ignition.draft.file import DepthFigures, DraftHead, DraftRecord
 from ignition.geometry import PoolGeometry
 from ignition.models.llama import CPU_TILING, LlamaDecoder
-from ignition.native.pack import pack
-from ignition.native.pack_draft import pack_draft
 from ignition.programs.buffers import buffer_specs
 from ignition.programs.draft_step import DraftContext, DraftingDecoder, propose_step
 from ignition.programs.eager import EagerModel
@@ -33,7 +31,7 @@ from ignition.state import ServingState
 from tests.ignition import drafts
 from tests.ignition.driver import GREEDY, Driver, catalog_of, lane
 from tests.ignition.many_draws import Draws, check_draws
-from tests.ignition.native.models import POOL, checkpoint_for, library_for
+from tests.ignition.native.models import POOL, checkpoint_for, native_model
 from tests.ignition.rounds import BACKENDS, SETTINGS, logits_of, pages_for, plain_run, state_of
 from tests.ignition.test_acceptance_distribution import DRAWS, install
 from tests.ignition.test_draft_training import DumbHead
@@ -102,18 +100,7 @@ def model_of(
     catalog = type(catalog_of()).of([*plain, *own])
     if backend != "eager":
         precision = "fp32" if backend == "native-fp32" else "int8"
-        arrays = pack(checkpoint, precision)
-        arrays |= pack_draft(checkpoint, draft, precision) if draft is not None else {}
-        dtype = np.float32 if precision == "fp32" else np.float16
-        return NativeModel(
-            geometry=checkpoint.geometry,
-            pool=POOL,
-            catalog=catalog,
-            arrays=arrays,
-            library=library_for(checkpoint.geometry, precision),
-            state=ServingState.allocate(checkpoint.geometry, POOL, dtype, draft_layers=1),
-            threads=2,
-        )
+        return native_model(checkpoint, catalog, precision, head=draft, threads=2)
     weights = {name: torch.from_numpy(checkpoint.float32(name)) for name in checkpoint.tensors}
     return EagerModel(
         geometry=checkpoint.geometry, pool=POOL, catalog=catalog, weights=weights, draft=draft

@@ -12,10 +12,13 @@ import pytest
 
 from helios.scheduler import Catalog
 from ignition.checkpoint import BlockQuantized, Checkpoint
+from ignition.draft.file import DraftHead
+from ignition.draft.pair import DraftModel
 from ignition.geometry import ModelGeometry, PoolGeometry
 from ignition.native import build as compiling
 from ignition.native.build import Precision, Variant
 from ignition.native.pack import MATRICES, pack
+from ignition.native.pack_draft import pack_draft
 from ignition.programs.native import NativeModel
 from ignition.state import ServingState
 from tests.ignition.driver import Driver, catalog_of
@@ -106,6 +109,33 @@ def library_for(
     sizes |= {"attention_bias": False, "qk_norm": False, "context_length_tokens": 1}
     return _library(
         tuple(sorted(sizes.items(), key=lambda item: item[0])), pool, precision, variant
+    )
+
+
+def native_model(
+    checkpoint: Checkpoint,
+    catalog: Catalog,
+    precision: Precision,
+    *,
+    head: DraftHead | None = None,
+    pair: DraftModel | None = None,
+    threads: int,
+) -> NativeModel:
+    """A model whose programs keep the context of a head or of a draft model, if one is given."""
+    arrays = pack(checkpoint, precision)
+    if head is not None:
+        arrays |= pack_draft(checkpoint, head, precision)
+    dtype = np.float32 if precision == "fp32" else np.float16
+    layers = int(head is not None)
+    return NativeModel(
+        geometry=checkpoint.geometry,
+        pool=POOL,
+        catalog=catalog,
+        arrays=arrays,
+        library=library_for(checkpoint.geometry, precision),
+        state=ServingState.allocate(checkpoint.geometry, POOL, dtype, draft_layers=layers),
+        threads=threads,
+        pair=pair,
     )
 
 
